@@ -1,0 +1,37 @@
+"""`dlm-infer --chat`: a conversation, line by line. Knows no template: the tokenizer has it."""
+
+import sys
+
+from dlm.errors import UserError
+from dlm.inference.config import InferConfig, JobConfig
+
+from .infer import decode
+from .show import Printer, lm_of
+
+
+def chat(config: InferConfig) -> None:
+    """Read a line, answer it, remember both, until the end of input."""
+    lm = lm_of(config.model)
+    if lm.tokenizer is None:
+        raise UserError(f"model {config.model.name} has no tokenizer, so no chat template: --chat needs both")
+    if sys.stdin.isatty():
+        print("Ctrl-D ends the conversation.", file=sys.stderr)
+    messages: list[dict[str, str]] = []
+    with Printer(config.output, echo=False) as printer:
+        while (line := _read()) is not None:
+            if not line.strip():
+                continue
+            messages.append({"role": "user", "content": line})
+            turn = JobConfig(
+                prompt=lm.chat(messages), request_id=str(len(messages) // 2), model=config.model, sampler=config.sampler
+            )
+            answer = decode(lm, [turn], printer)[0]
+            messages.append({"role": "assistant", "content": answer.text})
+
+
+def _read() -> str | None:
+    """The user's next line; None at the end of input. The mark is shown to a human only."""
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    return line.rstrip("\n") if line else None

@@ -1,0 +1,79 @@
+"""`dlm-infer`: decode prompts, infill holes, solve Sudoku, chat. Knows no algorithm: it collects, calls `dlm`, and shows."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dlm.inference.config import InferConfig, JobConfig
+
+from .jobs import batches, collect, has_holes
+from .options import Command, Flag, Options
+
+if TYPE_CHECKING:
+    from dlm import LM, Generation
+
+    from .show import Printer
+
+COMMAND = Command(
+    name="dlm-infer",
+    summary="Write text, fill in [MASK:12] holes (twelve tokens long) and solve Sudoku by masked diffusion. "
+    "Standard input is the prompt when it is not a terminal and no other is given.",
+    config=InferConfig,
+    flags=(
+        Flag(
+            name="--prompt",
+            metavar="TEXT",
+            repeatable=True,
+            help="A prompt; its [MASK:n] holes are filled, else it is continued.",
+        ),
+        Flag(name="--prompt-file", metavar="FILE", repeatable=True, help="A prompt from a file; - is standard input."),
+        Flag(
+            name="--input",
+            metavar="FILE",
+            help='JSON lines: "text" or {"prompt": …, "request_id": …, "sampler": {…}}; - is standard input.',
+        ),
+        Flag(name="--output", metavar="FILE", help="Write one JSON object a result there."),
+        Flag(name="--json", sets="output.json_lines", help="Print one JSON object a result: text, tokens, nfe, tpf, …"),
+        Flag(name="--chat", help="Talk with the model, turn by turn, through its chat template."),
+        Flag(name="--quiet", sets="output.quiet", help="Print the text alone."),
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return COMMAND.run(_work, argv)
+
+
+def _work(config: InferConfig, options: Options) -> None:
+    if "--chat" in options.given:
+        from .chat import chat
+
+        return chat(config)
+    jobs = collect(config, options)
+
+    from .show import Printer, lm_of
+
+    with Printer(config.output, options.value("--output")) as printer:
+        for batch in batches(jobs, 1 if printer.shows_steps else config.batch_size):
+            decode(lm_of(batch[0].model), batch, printer)
+
+
+def decode(lm: "LM", batch: Sequence[JobConfig], printer: "Printer") -> "list[Generation]":
+    """Run one batch of jobs alike through `dlm.generate` or `dlm.infill`, and show it."""
+    import dlm
+
+    prompts = [lm.encode(job.sudoku) if job.sudoku is not None else str(job.prompt) for job in batch]
+    settings, names = batch[0].sampler.model_dump(), [job.request_id for job in batch]
+    with printer.watch(lm, batch[0]) as view:
+        on_step = None if view is None else view.on_step
+        if has_holes(batch[0]):
+            settings.pop("gen_length")  # the holes have their own
+            results = dlm.infill(lm, prompts, request_ids=names, on_step=on_step, **settings)
+        else:
+            results = dlm.generate(lm, prompts, request_ids=names, on_step=on_step, **settings)
+    for number, result in enumerate(results):  # the samples of one prompt stand next to each other
+        printer.show(lm, batch[number // batch[0].sampler.num_samples], result)
+    return results
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,110 @@
+"""What there is to decode: jobs from a config, from flags, from standard input or from JSON lines. Decodes nothing."""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from dlm.config import check
+from dlm.errors import UserError
+from dlm.inference.config import InferConfig, JobConfig
+
+from .options import Options
+
+HOLE = re.compile(r"(?<!\\)\[MASK(:[^\]\s]{1,20})?\]")  # as dlm.infill reads it; \[MASK] is just text
+SOURCES = ("--prompt", "--prompt-file", "--input", "--chat")
+
+
+def collect(config: InferConfig, options: Options) -> list[JobConfig]:
+    """The jobs in order, each with its request id."""
+    used = [flag for flag in SOURCES if flag in options.given]
+    if len(used) > 1:
+        raise UserError(f"command line: {' and '.join(used)} are alternatives: give one of them")
+    jobs = list(_from(used[0] if used else "", config, options))
+    if not jobs:
+        raise UserError(
+            "nothing to do: give --prompt TEXT, --prompt-file FILE, --input FILE.jsonl, or a config with [[job]]"
+        )
+    for number, job in enumerate(jobs):
+        _check_sudoku(job, job.title or f"job {number}")
+    return [job.model_copy(update={"request_id": job.request_id or str(number)}) for number, job in enumerate(jobs)]
+
+
+def batches(jobs: Iterable[JobConfig], size: int) -> Iterator[list[JobConfig]]:
+    """Neighbours alike in model, sampler and kind, at most `size` together."""
+    for _, alike in groupby(jobs, key=lambda job: (job.model, job.sampler, has_holes(job))):
+        run = list(alike)
+        yield from (run[start : start + size] for start in range(0, len(run), size))
+
+
+def has_holes(job: JobConfig) -> bool:
+    """Whether the job is to fill what is missing rather than to continue."""
+    return job.sudoku is not None or HOLE.search(job.prompt or "") is not None
+
+
+def _check_sudoku(job: JobConfig, name: str) -> None:
+    """Refuse a puzzle that is none, before a model is loaded for it."""
+    if job.sudoku is not None:
+        from dlm.data.sudoku import parse_puzzle
+
+        try:
+            parse_puzzle(job.sudoku)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+
+
+def _from(flag: str, config: InferConfig, options: Options) -> Iterable[JobConfig]:
+    if flag == "--prompt":
+        return [_job(config, prompt) for prompt in options.given[flag]]
+    if flag == "--prompt-file":
+        return [_job(config, _text(name)) for name in options.given[flag]]
+    if flag == "--input":
+        return _lines(config, str(options.value(flag)))
+    if config.job or sys.stdin is None or sys.stdin.isatty():
+        return config.job
+    prompt = sys.stdin.read().removesuffix("\n")
+    if not prompt:
+        raise UserError("standard input is empty, and neither --prompt nor a config with [[job]] was given")
+    return [_job(config, prompt)]
+
+
+def _job(config: InferConfig, prompt: str) -> JobConfig:
+    return JobConfig(prompt=prompt, model=config.model, sampler=config.sampler)
+
+
+def _text(name: str) -> str:
+    """A prompt file, without the line end that editors put last. `-` is standard input."""
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: is no UTF-8 text: {error.reason} at byte {error.start}") from None
+    return text.removesuffix("\n")
+
+
+def _lines(config: InferConfig, name: str) -> Iterator[JobConfig]:
+    """One job a line: a string, or an object with the keys of [[job]]; its sampler lies over the shared one."""
+    shared = {"model": config.model.model_dump(), "sampler": config.sampler.model_dump()}
+    for number, line in enumerate(_text(name).split("\n"), start=1):
+        where = f"{name} line {number}"
+        if not line.strip():
+            continue
+        try:
+            entry: Any = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from None
+        entry = {"prompt": entry} if isinstance(entry, str) else entry
+        if not isinstance(entry, dict):
+            raise UserError(
+                f'{where}: expected a string or an object such as {{"prompt": "…"}}, not {line.strip()[:40]}'
+            )
+        if isinstance(entry.get("request_id"), int):
+            entry["request_id"] = str(entry["request_id"])
+        for section, values in shared.items():
+            own = entry.get(section, {})
+            entry[section] = {**values, **own} if isinstance(own, dict) else own
+        yield check(JobConfig, entry, where)

@@ -1,0 +1,184 @@
+"""The live view: a canvas on which masks become tokens, out of order. Knows neither models nor sampling."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+MASK = "░"
+GIVEN = -1  # "committed at step -1": the user's own text
+# From just committed to settled: the eye follows the bright ones.
+HEAT = ("bold black on bright_yellow", "bold bright_yellow", "bright_green", "green", "cyan", "bright_blue")
+
+
+class Step(Protocol):
+    """What the sampler tells after each step: a row for each request that is still running, arrays (b, l)."""
+
+    step: int
+    nfe: int
+    request_ids: Sequence[str]
+    lengths: Sequence[int]
+    canvas: Any  # token ids
+    committed: Any  # True where a mask became a token
+    edited: Any  # True where a token became another
+
+
+class Canvas:
+    """One request as it fills, the first of its batch: its tokens, and the step at which each was committed."""
+
+    def __init__(self, mask_id: int) -> None:
+        self.mask_id = mask_id
+        self.tokens = np.zeros(0, np.int64)
+        self.when = np.zeros(0, np.int64)
+        self.step, self.nfe = 0, 0
+        self.request_id: str | None = None
+
+    def update(self, event: Step) -> None:
+        self.request_id = event.request_ids[0] if self.request_id is None else self.request_id
+        if self.request_id not in event.request_ids:
+            return  # this one is done, others of its batch are not
+        row = list(event.request_ids).index(self.request_id)
+        length = event.lengths[row]
+        changed = np.asarray(event.committed)[row, :length] | np.asarray(event.edited)[row, :length]
+        if len(self.when) < length:  # the first event, or an open-ended text that grew by a block
+            self.when = np.pad(self.when, (0, length - len(self.when)), constant_values=GIVEN)
+        self.step, self.nfe = event.step, event.nfe
+        self.tokens = np.asarray(event.canvas)[row, :length]
+        self.when[:length][changed] = event.step
+
+    @property
+    def masked(self) -> np.ndarray:
+        return self.tokens == self.mask_id
+
+    @property
+    def filled(self) -> int:
+        """Tokens the model has committed so far."""
+        return int(((self.when[: len(self.tokens)] != GIVEN) & ~self.masked).sum())
+
+    @property
+    def share(self) -> float:
+        """Filled share of what was to fill."""
+        return self.filled / max(1, self.filled + int(self.masked.sum()))
+
+    def style(self, position: int) -> str:
+        when = int(self.when[position])
+        return "" if when == GIVEN else HEAT[min(self.step - when, len(HEAT) - 1)]
+
+
+class View:
+    """Shows a canvas while it fills: animated on a terminal, as a few plain snapshots elsewhere.
+
+    `draw` turns a canvas into something rich can print. Use as a context, and hand `on_step` to the sampler.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        mask_id: int,
+        draw: Callable[[Canvas], RenderableType],
+        console: Console,
+        delay: float,
+        snapshots: int,
+    ) -> None:
+        self.title, self.draw, self.console, self.delay = title, draw, console, delay
+        self.canvas = Canvas(mask_id)
+        self.marks = [] if console.is_terminal else [(k + 1) / (snapshots + 1) for k in range(snapshots)]
+        self.live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+        self.rested = 0.0  # seconds slept to be watchable: no part of the model's speed
+        self.started = time.perf_counter()
+
+    def __enter__(self) -> "View":
+        if self.live:
+            self.live.start()
+        self.started = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.stop()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started - self.rested
+
+    def on_step(self, event: Step) -> None:
+        self.canvas.update(event)
+        if self.live:
+            began = time.perf_counter()
+            self.live.update(Group(self.header(), Text(), self.draw(self.canvas)), refresh=True)
+            time.sleep(self.delay)
+            self.rested += time.perf_counter() - began
+        elif self.marks and self.canvas.share >= self.marks[0] and self.canvas.masked.any():
+            while self.marks and self.canvas.share >= self.marks[0]:
+                self.marks.pop(0)
+            self.console.print(self.header(), self.draw(self.canvas), "", sep="\n")
+
+    def header(self) -> Text:
+        """`title · step 3 · 3 NFE · 24 of 45 tokens · 812 tokens/s`"""
+        canvas = self.canvas
+        total = canvas.filled + int(canvas.masked.sum())
+        speed = canvas.filled / max(self.seconds, 1e-9)
+        facts = f" · step {canvas.step} · {canvas.nfe} NFE · {canvas.filled} of {total} tokens · {speed:,.0f} tokens/s"
+        return Text.assemble((self.title, "bold"), (facts, "dim"))
+
+
+def draw_text(decode: Callable[[Sequence[int]], str], room: int) -> Callable[[Canvas], RenderableType]:
+    """A drawer of running text, cut to the last `room` lines so that a terminal need not scroll."""
+    pieces: dict[int, str] = {}
+
+    def piece(token: int) -> str:
+        # Doubled, because some tokenizers drop the space before the first token of what they decode.
+        if token not in pieces:
+            pieces[token] = decode([token, token])[len(decode([token])) :]
+        return pieces[token]
+
+    def draw(canvas: Canvas) -> RenderableType:
+        text = Text()
+        for position, token in enumerate(canvas.tokens.tolist()):
+            if token == canvas.mask_id:
+                text.append(MASK, "dim")
+            else:
+                text.append(piece(token), canvas.style(position))
+        lines = text.split("\n", allow_blank=True)
+        return Text("\n").join(lines[-room:])
+
+    return draw
+
+
+def draw_sudoku(decode: Callable[[Sequence[int]], str]) -> Callable[[Canvas], RenderableType]:
+    """A drawer of a 9 × 9 grid with its boxes: givens bold, masks as dots."""
+
+    def draw(canvas: Canvas) -> RenderableType:
+        text = Text()
+        for position, token in enumerate(canvas.tokens.tolist()[:81]):
+            row, column = divmod(position, 9)
+            if column == 0 and row % 3 == 0:
+                text.append(("┌───────┬───────┬───────┐\n", "├───────┼───────┼───────┤\n")[row > 0], "dim")
+            if column % 3 == 0:
+                text.append("│ ", "dim")
+            given = int(canvas.when[position]) == GIVEN
+            cell = (
+                ("·", "dim")
+                if token == canvas.mask_id
+                else (decode([token]), "bold" if given else canvas.style(position))
+            )
+            text.append(*cell).append(" ")
+            if column == 8:
+                text.append("│\n", "dim")
+        return text.append("└───────┴───────┴───────┘", "dim")
+
+    return draw
+
+
+def console_for(stream: Any = None) -> Console:
+    """A console that never wraps or colours what is not shown on a terminal."""
+    stream = sys.stdout if stream is None else stream
+    return Console(file=stream, highlight=False, markup=False, soft_wrap=not stream.isatty())

@@ -1,0 +1,145 @@
+"""A command line: config files, dotted overrides and a few plain flags. Knows no config's meaning and no algorithm."""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_origin
+
+from pydantic import BaseModel
+
+from dlm.config import COMMAND_LINE, load, nearest, to_toml
+from dlm.errors import UserError
+from dlm.fields import Field, fields, members
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """A plain option. With a `metavar` it takes a value; with `sets` it is short for an override, and takes none."""
+
+    name: str
+    help: str
+    metavar: str = ""
+    sets: str = ""  # dotted key that becomes true
+    repeatable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A parsed command line. `given` maps a flag to its values (none for a flag without a value)."""
+
+    files: list[str] = field(default_factory=list)
+    overrides: dict[str, str] = field(default_factory=dict)
+    given: dict[str, list[str]] = field(default_factory=dict)
+
+    def value(self, flag: str) -> str | None:
+        return self.given[flag][-1] if flag in self.given else None
+
+
+COMMON_FLAGS = (
+    Flag(name="--config", metavar="FILE", repeatable=True, help="TOML file or shipped config name; later ones win."),
+    Flag(name="--print-config", help="Print the merged config as TOML that reproduces the run, and stop."),
+    Flag(name="--version", help="Print the version, and stop."),
+    Flag(name="--help", help="Print this page, and stop."),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One console command: what it reads, and the function that does its work."""
+
+    name: str
+    summary: str
+    config: type[BaseModel]
+    flags: tuple[Flag, ...] = ()
+
+    def run(self, work: Callable[..., None], argv: Sequence[str] | None = None) -> int:
+        """Parse, answer --help and its like, else call `work(config, options)`. Returns the exit status."""
+        try:
+            self._run(work, sys.argv[1:] if argv is None else argv)
+        except UserError as error:
+            print(f"{self.name}: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            return 130
+        except BrokenPipeError:  # the reader (head, less) has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        return 0
+
+    def _run(self, work: Callable[..., None], argv: Sequence[str]) -> None:
+        options = self.parse(argv)
+        if "--help" in options.given:
+            from .help import print_help
+
+            return print_help(self)
+        if "--version" in options.given:
+            from dlm import __version__
+
+            return print(__version__)
+        config = load(self.config, options.files, options.overrides)
+        if "--print-config" in options.given:
+            return print(to_toml(config).rstrip())
+        work(config, options)
+
+    def parse(self, argv: Sequence[str]) -> Options:
+        """Sort the words of a command line. An unknown option is an error that names the nearest known one."""
+        options, words = Options(), deque(argv)
+        flags = {flag.name: flag for flag in (*self.flags, *COMMON_FLAGS)}
+        while words:
+            name, equals, text = words.popleft().partition("=")
+            name = "--help" if name == "-h" else name
+            if not name.startswith("--"):
+                raise UserError(f'unexpected word "{name}": every option starts with -- (see {self.name} --help)')
+            if name in flags:
+                _take(flags[name], text if equals else None, words, options)
+            else:
+                key, field = self._field(name, flags)
+                off = f"--{key}" != name
+                if field.is_flag and (off or (not equals and (not words or words[0] not in ("true", "false")))):
+                    text, equals = str(not off).lower(), "="
+                options.overrides[key] = text if equals else _next(name, words)
+        return options
+
+    def _field(self, name: str, flags: Mapping[str, Flag]) -> tuple[str, Field]:
+        """The key and field an override `--section.key` or `--section.no-key` means."""
+        known = {field.key: field for field in fields(self.config)}
+        key = name.removeprefix("--")
+        section, dot, leaf = key.rpartition(".")
+        for spelled in (key, f"{section}{dot}{leaf.removeprefix('no-')}"):
+            pattern = ".".join("N" if part.isdigit() else part for part in spelled.split("."))
+            if pattern in known and (spelled == key or known[pattern].is_flag):
+                return spelled, known[pattern]
+        for parent, entry in known.items():
+            if key.startswith(f"{parent}.") and dict in [get_origin(member) for member in members(entry.annotation)]:
+                return key, Field(key=key, annotation=Any, default=None, description="")  # a free-form table's own key
+        twins = [f"--{entry}" for entry in known if entry.rpartition(".")[2] == leaf]
+        near = (
+            nearest(name, [*flags, *(f"--{entry}" for entry in known)])
+            if not twins
+            else f'; did you mean "{twins[0]}"?'
+        )
+        raise UserError(f"{COMMAND_LINE}: unknown option {name}{near} (see {self.name} --help)")
+
+
+def _take(flag: Flag, text: str | None, words: deque[str], options: Options) -> None:
+    """Note one plain flag, with its value if it takes one."""
+    if flag.metavar:
+        text = _next(flag.name, words) if text is None else text
+        if flag.name == "--config":
+            options.files.append(text)
+    elif text is not None:
+        raise UserError(f"{COMMAND_LINE}: {flag.name} takes no value, {text!r} was given")
+    if flag.sets:
+        options.overrides[flag.sets] = "true"
+    if flag.name in options.given and flag.metavar and not flag.repeatable:
+        raise UserError(f"{COMMAND_LINE}: {flag.name} is given twice")
+    options.given.setdefault(flag.name, []).append(text or "")
+
+
+def _next(name: str, words: deque[str]) -> str:
+    """The value that follows an option."""
+    if not words or words[0].startswith("--"):
+        raise UserError(f"{COMMAND_LINE}: {name} needs a value (one that starts with -- is written {name}=…)")
+    return words.popleft()

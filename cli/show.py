@@ -1,0 +1,134 @@
+"""How results reach the user: live view, text with a summary line, or JSON lines. Knows neither models nor sampling."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from rich.text import Text
+
+from dlm.errors import UserError
+from dlm.inference.config import JobConfig, ModelSection, OutputConfig
+
+from .live import Canvas, View, console_for, draw_sudoku, draw_text
+
+if TYPE_CHECKING:
+    from dlm import LM, Generation
+
+
+@cache
+def lm_of(section: ModelSection) -> "LM":
+    """The model of a section, loaded once."""
+    import dlm
+
+    return dlm.load(section.name, dtype=section.dtype, device=section.device)
+
+
+class Printer:
+    """Shows what `output` asks for. A context, because --output opens a file."""
+
+    def __init__(self, output: OutputConfig, file: str | None = None, echo: bool = True) -> None:
+        self.output, self.file, self.echo = output, file, echo
+        self.console = console_for(sys.stdout)
+        self.sink: IO[str] | None = None
+        self.written, self.seconds = 0, 0.0  # seconds of the current batch
+
+    def __enter__(self) -> "Printer":
+        if self.file is not None:
+            try:
+                self.sink = Path(self.file).open("w", encoding="utf-8")
+            except OSError as error:
+                raise UserError(f"{self.file}: cannot be written: {error.strerror}") from None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.sink is not None:
+            self.sink.close()
+            if not self.output.quiet:
+                print(f"{self.file}: {self.written} results", file=sys.stderr)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether standard output is for a human: neither quiet, nor JSON, nor a file instead."""
+        return not (self.output.quiet or self.output.json_lines or self.file is not None)
+
+    @property
+    def shows_steps(self) -> bool:
+        return self.speaks and (self.output.live if self.console.is_terminal else self.output.snapshots > 0)
+
+    @contextmanager
+    def watch(self, lm: "LM", job: JobConfig) -> Iterator[View | None]:
+        """Time a batch, and show its steps if they are to be seen."""
+        started = time.perf_counter()
+        if not self.shows_steps:
+            yield None
+            self.seconds = time.perf_counter() - started
+            return
+        draw = (
+            draw_sudoku(_plain(lm)) if job.sudoku is not None else draw_text(_plain(lm), room=self.console.height - 4)
+        )
+        delay, snapshots = self.output.delay, self.output.snapshots
+        with View(job.title or "denoising", _mask_id(lm), draw, self.console, delay, snapshots) as view:
+            yield view
+        self.seconds = view.seconds
+
+    def show(self, lm: "LM", job: JobConfig, result: "Generation") -> None:
+        """Print one result in the form that was asked for."""
+        self.written += 1
+        if self.sink is not None or self.output.json_lines:
+            print(json.dumps(result.to_dict(), ensure_ascii=False), file=self.sink or sys.stdout, flush=True)
+        elif self.output.quiet:
+            print(result.text)
+        else:
+            self._show(lm, job, result)
+
+    def _show(self, lm: "LM", job: JobConfig, result: "Generation") -> None:
+        if job.title:
+            self.console.print(Text(job.title, "bold"))
+        if job.sudoku is not None:
+            self.console.print(*_solution(lm, job.sudoku, result.text), sep="\n")
+        elif self.echo and self.console.is_terminal and job.prompt and not has_text(result):
+            self.console.print(Text.assemble((job.prompt, "dim"), result.text))
+        else:
+            self.console.print(Text(result.text))
+        speed = len(result.tokens) / max(self.seconds, 1e-9)
+        facts = (
+            f"{len(result.tokens)} generated tokens · {result.nfe} NFE · {result.tpf:.2f} TPF · {speed:,.0f} tokens/s\n"
+        )
+        self.console.print(Text(facts, "dim"))
+
+
+def has_text(result: "Generation") -> bool:
+    """Whether .text is the whole text with its holes filled, rather than what follows the prompt."""
+    return result.holes is not None
+
+
+def _mask_id(lm: "LM") -> int:
+    """What a canvas shows as a mask; nothing does for a causal model, which has none."""
+    return -1 if lm.mask_id is None else lm.mask_id
+
+
+def _solution(lm: "LM", puzzle: str, answer: str) -> tuple[Any, Text]:
+    """The finished grid, and whether it is a solution."""
+    from dlm.data.sudoku import check_solution, parse_puzzle
+
+    given = parse_puzzle(puzzle)
+    canvas = Canvas(_mask_id(lm))
+    canvas.tokens = np.asarray(lm.encode(answer))
+    canvas.when = np.where(given > 0, -1, 0)
+    canvas.step = 99  # all of it long settled
+    solved = check_solution(given, np.array([int(character) for character in answer if character.isdecimal()]))
+    verdict = (
+        Text("solved: every row, column and box holds 1 to 9", "green") if solved else Text("not a solution", "red")
+    )
+    return draw_sudoku(_plain(lm))(canvas), verdict
+
+
+def _plain(lm: "LM") -> Callable[[Sequence[int]], str]:
+    """Decoding that hides nothing: the view shows special tokens too."""
+    return lambda ids: lm.decode(ids, skip_special=False)

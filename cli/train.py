@@ -1,0 +1,50 @@
+"""`dlm-train`: train a diffusion language model, or prepare its data, as a config says. Knows no algorithm."""
+
+import json
+from collections.abc import Sequence
+
+from dlm.errors import UserError
+from dlm.training.config import TrainConfig
+
+from .options import Command, Flag, Options
+
+COMMAND = Command(
+    name="dlm-train",
+    summary="Train a diffusion language model on the data a config names. Stopped or killed, it resumes where it was.",
+    config=TrainConfig,
+    flags=(
+        Flag(
+            name="--prepare",
+            metavar="FOLDER",
+            help="Only write the data as tokenised Parquet shards into FOLDER, and stop.",
+        ),
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return COMMAND.run(_work, argv)
+
+
+def _work(config: TrainConfig, options: Options) -> None:
+    folder = options.value("--prepare")
+    if folder is not None:
+        _prepare(config, folder)
+    else:
+        import dlm
+
+        dlm.train(config)
+
+
+def _prepare(config: TrainConfig, folder: str) -> None:
+    from dlm.data import load_tokenizer, prepare
+
+    if config.train.tokenizer is None:
+        raise UserError("--prepare needs train.tokenizer: the folder of the tokenizer (make one with dlm-tokenizer)")
+    tokenizer = load_tokenizer(config.train.tokenizer)
+    manifest = prepare(config.data, tokenizer, folder, config.train.length, config.train.seed)
+    print(f"{folder}: {json.dumps(manifest['splits'])}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

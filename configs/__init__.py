@@ -1,0 +1,1 @@
+"""The shipped configs, found by name (`--config quickstart`). Holds no code."""

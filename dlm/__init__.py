@@ -1,0 +1,44 @@
+"""Diffusion language models: load, generate, infill, train.
+
+Importing this costs no torch: every name and every room is fetched on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+import lazy_loader
+
+if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
+    from dlm.errors import UserError
+    from dlm.inference.generate import generate, infill
+    from dlm.inference.request import Generation
+    from dlm.models.config import ModelConfig
+    from dlm.models.lm import LM
+    from dlm.models.loading import load
+    from dlm.models.transformer import Transformer
+    from dlm.training.loop import train
+
+__version__ = "0.1.0"
+
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    submodules={"config", "data", "diffusion", "evaluation", "inference", "models", "training"},
+    submod_attrs={
+        "errors": ["UserError"],
+        "inference": ["Generation", "generate", "infill"],
+        "models": ["LM", "ModelConfig", "Transformer", "load"],
+        "training": ["train"],
+    },
+)
+
+__all__ = [
+    "load",
+    "generate",
+    "infill",
+    "train",
+    "Generation",
+    "LM",
+    "Transformer",
+    "ModelConfig",
+    "UserError",
+    "__version__",
+]

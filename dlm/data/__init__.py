@@ -1,0 +1,15 @@
+"""Data: corpora, tokenizers, packing, resumable streams. Knows nothing of models; importing it imports nothing heavy."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "config": ["DataConfig", "TokenizerConfig"],
+        "loader": ["BatchLoader", "SampleStream"],
+        "shards": ["prepare"],
+        "source": ["build_stream"],
+        "tokenizer": ["Tokenizer", "load_tokenizer"],
+        "tokenizer_training": ["train_tokenizer"],
+    },
+)

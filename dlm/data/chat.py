@@ -1,0 +1,135 @@
+"""Conversations: rendered by a template, and marked token by token as prompt or answer. Reads no files."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import UserError
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# For tokenizers without chat tokens: lines a base model may have seen, turns closed by end-of-text.
+PLAIN = (
+    "{% for m in messages %}{{ m['role'].capitalize() + ': ' + m['content'] }}"
+    "{{ eos_token if m['role'] == 'assistant' else '' }}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A conversation as text pieces, each wholly prompt or wholly answer."""
+
+    pieces: tuple[tuple[str, bool], ...]  # (text, is_answer)
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool,
+    names: Mapping[str, str] | None = None,
+) -> str:
+    """The conversation as one string. Templates come with checkpoints, so they run in Jinja's sandbox."""
+    from jinja2 import TemplateError
+
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise UserError(f"message {number} is {message!r}: it needs `role` and `content`")
+    try:
+        compiled = _compiled(template)
+        return compiled.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **(names or {}))
+    except (TemplateError, TypeError) as error:
+        raise UserError(f"the chat template cannot render this conversation: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    from jinja2.exceptions import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def tojson(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    # transformers marks answers with a tag of its own; we find them by prefixes, so the tag only has to do nothing.
+    known = re.sub(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})", r"\1if true\2", template)
+    return environment.from_string(re.sub(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})", r"\1endif\2", known))
+
+
+def split_turns(messages: Sequence[Mapping[str, Any]], rendered: Callable[..., str], answers: str = "all") -> Turns:
+    """Cut the rendered conversation where an assistant's turn begins and ends.
+
+    `rendered(messages, add_generation_prompt)` is the tokenizer's template. An answer starts right after the generation
+    prompt, so training sees exactly the boundary that decoding will; it ends before the newline that follows its end token.
+    """
+    turns = [i for i, m in enumerate(messages) if isinstance(m, Mapping) and m.get("role") == "assistant"]
+    if not turns:
+        raise UserError("the conversation has no assistant turn, so there is nothing to train on")
+    pieces: list[tuple[str, bool]] = []
+    done = ""
+    for i in turns if answers == "all" else turns[-1:]:
+        before = rendered(messages[:i], True)
+        after = rendered(messages[: i + 1], False).rstrip("\n")
+        if not before.startswith(done) or not after.startswith(before):
+            raise UserError(
+                f"the chat template changes earlier text when turn {i} is added, so answers cannot be marked: "
+                'set data.answers = "last", or use a template that only appends'
+            )
+        pieces += [(before[len(done) :], False), (after[len(before) :], True)]
+        done = after
+    return Turns(tuple(pieces))
+
+
+def encode_turns(turns: Turns, encode: Callable[[str], list[int]]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Ids and prompt mask (True = prompt), both (length,). Pieces are encoded apart: no token straddles a boundary."""
+    ids: list[int] = []
+    prompt: list[bool] = []
+    for text, is_answer in turns.pieces:
+        piece = encode(text)
+        ids += piece
+        prompt += [not is_answer] * len(piece)
+    return np.array(ids, np.int32), np.array(prompt, np.bool_)
+
+
+def messages_of(
+    row: Mapping[str, Any], messages_field: str | None, prompt_field: str | None, response_field: str | None, where: str
+) -> list[dict[str, Any]]:
+    """The conversation a row holds; `where` names the row in errors."""
+    if prompt_field is not None and response_field is not None:
+        return [
+            {"role": "user", "content": _text(row, prompt_field, where)},
+            {"role": "assistant", "content": _text(row, response_field, where)},
+        ]
+    field = messages_field or "messages"
+    value = _column(row, field, where)
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{where}: `{field}` is {str(value)[:60]!r}, not a list of {{role, content}}")
+    return [dict(m) if isinstance(m, Mapping) else m for m in value]
+
+
+def _text(row: Mapping[str, Any], field: str, where: str) -> str:
+    value = _column(row, field, where)
+    if not isinstance(value, str):
+        raise UserError(f"{where}: `{field}` is {type(value).__name__}, not text")
+    return value
+
+
+def _column(row: Mapping[str, Any], field: str, where: str) -> Any:
+    if field not in row:
+        raise UserError(f"{where}: no field `{field}`; the row has {', '.join(map(str, row))}")
+    return row[field]

@@ -1,0 +1,219 @@
+"""What to read and how to cut it: the data and tokenizer sections of a TOML. Reads no file itself."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Source = Literal["stdlib", "datasets", "text", "jsonl", "chat", "sudoku", "tokens"]
+
+
+class DataConfig(BaseModel):
+    """One source of training text and how its documents become sequences."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: Source = Field(
+        default="stdlib",
+        description="Where documents come from: the running Python's standard library, Hugging Face datasets, local text, "
+        "local JSONL, chat records, generated Sudoku, or token shards written by `prepare`.",
+    )
+    paths: tuple[str, ...] = Field(
+        default=(),
+        description="Local files, globs or folders (text, jsonl, chat, tokens; or data files of a datasets builder).",
+    )
+    heldout_paths: tuple[str, ...] = Field(
+        default=(), description="Files that are the held-out split; without them a hash of each document decides."
+    )
+    document: Literal["file", "paragraph", "line"] = Field(
+        default="file", description="source = text: what one document is; paragraphs are separated by blank lines."
+    )
+    text_fields: tuple[str, ...] = Field(
+        default=("text",), description="Columns (jsonl, datasets) that make the text of a row, joined by a newline."
+    )
+
+    dataset: str | None = Field(
+        default=None, description="Hub id or local folder, or the builder json, text or parquet together with `paths`."
+    )
+    dataset_config: str | None = Field(default=None, description="Configuration (subset) of the dataset.")
+    split: str = Field(default="train", description="Split of the dataset that training reads.")
+    heldout_split: str | None = Field(
+        default=None, description="Split that is held out; without it a hash of each row decides."
+    )
+    streaming: bool = Field(
+        default=False, description="Read the dataset as a stream, through a shuffle buffer, without a full download."
+    )
+    shuffle_buffer: int = Field(
+        default=10_000, ge=1, description="Rows the shuffle buffer of a streamed dataset holds; 1 keeps the order."
+    )
+
+    messages_field: str | None = Field(
+        default=None,
+        description="source = chat: the column with a list of {role, content}; only assistant turns are answers.",
+    )
+    prompt_field: str | None = Field(
+        default=None, description="source = chat: the column with the prompt, with `response_field`."
+    )
+    response_field: str | None = Field(
+        default=None, description="source = chat: the column with the response, with `prompt_field`."
+    )
+    answers: Literal["all", "last"] = Field(
+        default="all", description="source = chat: which assistant turns are trained on; the others count as prompt."
+    )
+
+    include_tests: bool = Field(
+        default=False, description="source = stdlib: also read the standard library's own tests."
+    )
+    stdlib_repeat: int = Field(
+        default=1, ge=1, description="source = stdlib: times each training file occurs in one epoch."
+    )
+    site_packages: bool = Field(
+        default=False, description="source = stdlib: add the installed packages to the training split."
+    )
+    site_packages_fraction: float = Field(
+        default=1.0, gt=0, le=1, description="Share of those files to keep, by a hash of the path."
+    )
+    site_packages_max_bytes: int = Field(
+        default=200_000, ge=1, description="Larger files of installed packages are skipped."
+    )
+    site_packages_only: tuple[str, ...] = Field(default=(), description="Read only these top-level packages.")
+    site_packages_skip: tuple[str, ...] = Field(default=(), description="Never read these top-level packages.")
+
+    sudoku_pool: int = Field(default=2000, ge=1, description="source = sudoku: base puzzles that training scrambles.")
+    sudoku_empty: tuple[int, int] = Field(default=(30, 55), description="source = sudoku: fewest and most empty cells.")
+
+    pack: Literal["fixed", "row"] = Field(
+        default="fixed",
+        description="fixed: documents joined by end-of-text and cut into equal lengths; row: one document a sequence, "
+        "truncated, or padded with end-of-text.",
+    )
+    heldout_fraction: float = Field(
+        default=0.02, ge=0, lt=1, description="Share of documents held out of training by hash."
+    )
+    cache: bool = Field(
+        default=True, description="Keep tokenised documents in the user's cache folder (DLM_CACHE moves it)."
+    )
+    prefetch: int = Field(
+        default=0, ge=0, description="Batches a background thread prepares ahead; 0 prepares them when asked."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "DataConfig":
+        problem = _misplaced(self) or _missing(self)
+        if problem:
+            raise ValueError(problem)
+        return self
+
+
+#: field -> the sources that read it; setting it elsewhere is a mistake, not a no-op.
+READ_BY: dict[str, tuple[Source, ...]] = {
+    "paths": ("text", "jsonl", "chat", "tokens", "datasets"),
+    "heldout_paths": ("text", "jsonl", "chat", "datasets"),
+    "document": ("text",),
+    "text_fields": ("jsonl", "datasets"),
+    "dataset": ("datasets", "chat"),
+    "dataset_config": ("datasets", "chat"),
+    "split": ("datasets", "chat"),
+    "heldout_split": ("datasets", "chat"),
+    "streaming": ("datasets", "chat"),
+    "shuffle_buffer": ("datasets", "chat"),
+    "messages_field": ("chat",),
+    "prompt_field": ("chat",),
+    "response_field": ("chat",),
+    "answers": ("chat",),
+    "include_tests": ("stdlib",),
+    "stdlib_repeat": ("stdlib",),
+    "site_packages": ("stdlib",),
+    "site_packages_fraction": ("stdlib",),
+    "site_packages_max_bytes": ("stdlib",),
+    "site_packages_only": ("stdlib",),
+    "site_packages_skip": ("stdlib",),
+    "sudoku_pool": ("sudoku",),
+    "sudoku_empty": ("sudoku",),
+}
+
+
+def _misplaced(config: DataConfig) -> str | None:
+    for name, sources in READ_BY.items():
+        changed = getattr(config, name) != DataConfig.model_fields[name].default
+        if changed and config.source not in sources:
+            known = " or ".join(f'"{s}"' for s in sources)
+            return (
+                f'{name} = {getattr(config, name)!r} is only read with source = {known}, but source = "{config.source}"'
+            )
+    if config.dataset is None:
+        for name in ("dataset_config", "heldout_split", "streaming"):
+            if getattr(config, name):
+                return f"{name} = {getattr(config, name)!r} needs `dataset`, which is not set"
+    elif config.source == "chat" and config.paths and config.dataset not in ("json", "parquet"):
+        return f'dataset = "{config.dataset}" and paths = {list(config.paths)} are both set: give one of them'
+    return None
+
+
+def _missing(config: DataConfig) -> str | None:
+    if config.source in ("text", "jsonl", "tokens") and not config.paths:
+        return f'source = "{config.source}" needs `paths` (a list of files, globs or folders)'
+    if config.source == "datasets" and config.dataset is None:
+        return 'source = "datasets" needs `dataset` (a hub id, a local folder, or json/text/parquet with `paths`)'
+    if config.source == "chat":
+        pair = (config.prompt_field, config.response_field)
+        if config.dataset is None and not config.paths:
+            return 'source = "chat" needs `paths` (JSONL files) or `dataset`'
+        if (pair[0] is None) != (pair[1] is None):
+            return f"prompt_field = {pair[0]!r} and response_field = {pair[1]!r} go together: set both or neither"
+        if config.pack != "row":
+            return f'source = "chat" needs pack = "row", not "{config.pack}": a cut through a conversation may hold no answer'
+        if pair[0] is not None and config.messages_field is not None:
+            return (
+                f"messages_field = {config.messages_field!r} and prompt_field = {pair[0]!r} are alternatives: set one"
+            )
+    if config.source == "sudoku" and not 1 <= config.sudoku_empty[0] <= config.sudoku_empty[1] <= 81:
+        return f"sudoku_empty = {list(config.sudoku_empty)} must be [fewest, most] with 1 <= fewest <= most <= 81"
+    if config.source in ("jsonl", "datasets") and not config.text_fields:
+        return "text_fields = [] names no column: give at least one"
+    return None
+
+
+class TokenizerConfig(BaseModel):
+    """A byte-level BPE tokenizer to train: its size, what it reads and where it goes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    output: str = Field(
+        default="tokenizer",
+        description="Folder that receives tokenizer.json, vocab.json, merges.txt and their configs.",
+    )
+    data: DataConfig = Field(
+        default=DataConfig(), description="The documents whose training split the merges are learned from."
+    )
+    vocab_size: int = Field(
+        default=4096, ge=260, description="Tokens in all, special ones included; 256 of them are the bytes."
+    )
+    min_frequency: int = Field(default=2, ge=1, description="A pair seen less often is never merged.")
+    mask_token: str = Field(default="[MASK]", min_length=1, description="The token diffusion starts from.")
+    eos_token: str = Field(default="<|endoftext|>", min_length=1, description="End of text; also the padding.")
+    chat_tokens: bool = Field(
+        default=True, description="Add <|im_start|> and <|im_end|>, and a chat template that uses them."
+    )
+    special_tokens: tuple[str, ...] = Field(default=(), description="Further tokens that are never split.")
+    max_documents: int | None = Field(
+        default=None, ge=1, description="Stop reading after so many documents (endless streams need it)."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "TokenizerConfig":
+        names = special_names(self)
+        if len(set(names)) != len(names):
+            raise ValueError(f"mask_token, eos_token and special_tokens name a token twice: {list(names)}")
+        if self.vocab_size < 256 + len(names):
+            raise ValueError(
+                f"vocab_size = {self.vocab_size} cannot hold 256 bytes and {len(names)} special tokens: raise it to {256 + len(names)}"
+            )
+        if self.data.source in ("sudoku", "tokens"):
+            raise ValueError(f'data.source = "{self.data.source}" holds no text to train a tokenizer on')
+        return self
+
+
+def special_names(config: TokenizerConfig) -> tuple[str, ...]:
+    """The special tokens in the order of their ids: end-of-text is 0, the mask is 1."""
+    chat = ("<|im_start|>", "<|im_end|>") if config.chat_tokens else ()
+    return (config.eos_token, config.mask_token, *chat, *config.special_tokens)

@@ -1,0 +1,169 @@
+"""The corpus that needs no download: the running Python's own library sources. Knows nothing of tokens or tensors."""
+
+import platform
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from dlm.data.config import DataConfig
+from dlm.errors import UserError
+
+TEST_FOLDERS = {"test", "tests", "idle_test"}
+SKIPPED_FOLDERS = {
+    "site-packages",
+    "dist-packages",
+    "pydoc_data",
+    "__pycache__",
+    "_bundled",
+    "turtledemo",
+    "__phello__",
+}
+# A line this long says something; shorter ones ("return None", "import os") occur everywhere.
+TELLING_LINE = 24
+# Fewer shared lines than this are idiom ("if __name__ == ..."), not a copy.
+COPIED_LINES = 10
+# Decides which files are held out. This one gives a mixed 2 %: parsers, text codecs, logging, small glue.
+SALT = "heldout6"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One Python file: where it lies relative to its root, and its text."""
+
+    path: str
+    text: str
+
+
+def hash_fraction(text: str, salt: str = "") -> float:
+    """A stable number in [0, 1) for a string, the same on every machine and in every process."""
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, salt=salt.encode()[:16]).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def is_held_out(key: str, fraction: float) -> bool:
+    """Whether the document named `key` belongs to the held-out split."""
+    return hash_fraction(key, SALT) < fraction
+
+
+def stdlib_files(config: DataConfig, root: Path | None = None) -> list[SourceFile]:
+    """The standard library, in the order of its paths, without generated tables and (unless asked) tests."""
+    root = root or Path(sysconfig.get_paths()["stdlib"])
+    if not root.is_dir():
+        raise UserError(
+            f"the standard library's folder {root} is missing: this Python ships no sources; use source = text"
+        )
+    files = [f for f in _python_files(root, tests=config.include_tests) if not _is_generated(f)]
+    if not files:
+        raise UserError(f"no Python source under {root}: this Python ships compiled files only; use source = text")
+    return files
+
+
+def _python_files(root: Path, tests: bool, max_bytes: int | None = None) -> Iterator[SourceFile]:
+    skipped = SKIPPED_FOLDERS if tests else SKIPPED_FOLDERS | TEST_FOLDERS
+    for path in sorted(root.rglob("*.py"), key=lambda p: p.relative_to(root).as_posix()):
+        relative = path.relative_to(root)
+        if skipped.intersection(relative.parts[:-1]) or not path.is_file():
+            continue
+        if max_bytes is not None and path.stat().st_size > max_bytes:
+            continue
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except (UnicodeDecodeError, PermissionError):
+            continue
+        if text.strip():
+            yield SourceFile(relative.as_posix(), text.replace("\r\n", "\n"))
+
+
+def _is_generated(file: SourceFile) -> bool:
+    """Codec tables and their registration stubs, and the build's own variables: nothing anyone wrote."""
+    name = file.path.rsplit("/", 1)[-1]
+    if file.path.startswith("encodings/"):
+        return "def getregentry" in file.text
+    return name.startswith("_sysconfigdata")
+
+
+def split_files(config: DataConfig, split: str, root: Path | None = None, site: Path | None = None) -> list[SourceFile]:
+    """The files of one split; no training file copies a held-out one."""
+    files = stdlib_files(config, root)
+    held = [f for f in files if is_held_out(f.path, config.heldout_fraction)]
+    if split == "heldout":
+        return held
+    names = {f.path for f in held}
+    guard = LeakGuard(held)
+    train = [f for f in files if f.path not in names and not guard.leaks(f)]
+    packages = site_package_files(config, guard, train, site) if config.site_packages else []
+    return train * config.stdlib_repeat + packages
+
+
+class LeakGuard:
+    """Tells whether a file is, or mostly repeats, a held-out one."""
+
+    def __init__(self, held: list[SourceFile]) -> None:
+        self._contents = {_content(f) for f in held}
+        self._sizes = [len(_telling_lines(f)) for f in held]
+        self._holders: dict[str, list[int]] = {}
+        for number, f in enumerate(held):
+            for line in _telling_lines(f):
+                self._holders.setdefault(line, []).append(number)
+
+    def leaks(self, file: SourceFile) -> bool:
+        """True for the same content, and for edited or embedded copies.
+
+        Such a copy shares half of the telling lines, of the file or of the held-out one.
+        """
+        if _content(file) in self._contents:
+            return True
+        lines = _telling_lines(file)
+        shared = Counter(number for line in lines for number in self._holders.get(line, ()))
+        return any(n >= COPIED_LINES and 2 * n >= min(len(lines), self._sizes[number]) for number, n in shared.items())
+
+
+def _content(file: SourceFile) -> bytes:
+    return blake2b("\n".join(file.text.split()).encode(), digest_size=16).digest()
+
+
+def _telling_lines(file: SourceFile) -> set[str]:
+    stripped = (line.strip() for line in file.text.splitlines())
+    return {line for line in stripped if len(line) >= TELLING_LINE and not line.startswith("#")}
+
+
+def site_package_files(
+    config: DataConfig, guard: LeakGuard, already: list[SourceFile], site: Path | None = None
+) -> list[SourceFile]:
+    """Installed packages' sources: capped in size, each content once, nothing held out."""
+    site = site or Path(sysconfig.get_paths()["purelib"])
+    if not site.is_dir():
+        raise UserError(f"site_packages = true, but {site} is not a folder: set data.site_packages = false")
+    seen = {_content(f) for f in already}
+    kept = []
+    for file in _python_files(site, tests=config.include_tests, max_bytes=config.site_packages_max_bytes):
+        package = file.path.split("/", 1)[0].removesuffix(".py")
+        if package in config.site_packages_skip or (
+            config.site_packages_only and package not in config.site_packages_only
+        ):
+            continue
+        if hash_fraction(file.path, "site") >= config.site_packages_fraction:
+            continue
+        content = _content(file)
+        if content in seen or guard.leaks(file):
+            continue
+        seen.add(content)
+        kept.append(SourceFile(f"site-packages/{file.path}", file.text))
+    return kept
+
+
+def describe(config: DataConfig) -> dict[str, object]:
+    """What a model card says of the corpus: Python's version, files and bytes of each split."""
+    splits = {name: split_files(config, name) for name in ("train", "heldout")}
+    return {
+        "corpus": "Python standard library" + (" and installed packages" if config.site_packages else ""),
+        "python": platform.python_version(),
+        "include_tests": config.include_tests,
+        "heldout_fraction": config.heldout_fraction,
+        **{f"{name}_files": len(files) for name, files in splits.items()},
+        **{f"{name}_bytes": sum(len(f.text.encode()) for f in files) for name, files in splits.items()},
+        "heldout_paths": [f.path for f in splits["heldout"]],
+    }

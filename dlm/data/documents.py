@@ -1,0 +1,101 @@
+"""From rows (text or conversations) to documents (ids and, perhaps, a prompt mask). Knows no files and no lengths."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.data import chat
+from dlm.data.config import DataConfig
+from dlm.data.tokenizer import Tokenizer
+from dlm.errors import UserError
+
+ENCODE_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """One record of a source: its columns, the key its split is decided by, and where it stands, for errors."""
+
+    value: Mapping[str, Any]
+    key: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """Ids (n,) and prompt mask (n,), True where a token is prompt; no mask means all of it is to be learned."""
+
+    ids: NDArray[np.int32]
+    prompt: NDArray[np.bool_] | None = None
+
+
+def text_of(row: Row, config: DataConfig) -> str:
+    """The text columns of a row, joined by a newline."""
+    parts = []
+    for field in config.text_fields:
+        if field not in row.value:
+            known = ", ".join(map(str, row.value))
+            raise UserError(f"{row.where}: no field `{field}` (data.text_fields); the row has {known}")
+        value = "" if row.value[field] is None else row.value[field]  # null is how tables say "no text"
+        if not isinstance(value, str):
+            raise UserError(f"{row.where}: `{field}` is {type(value).__name__}, not text (data.text_fields)")
+        parts.append(value)
+    return "\n".join(parts)
+
+
+def columns(config: DataConfig) -> tuple[str, ...]:
+    """The columns of a row that are read at all."""
+    if config.source != "chat":
+        return config.text_fields
+    if config.prompt_field is not None and config.response_field is not None:
+        return (config.prompt_field, config.response_field)
+    return (config.messages_field or "messages",)
+
+
+def encode_rows(rows: Sequence[Row], config: DataConfig, tokenizer: Tokenizer) -> list[Document]:
+    """Tokenise rows; each document ends with end-of-text, which counts as answer. Empty texts vanish."""
+    end = end_of_text(tokenizer)
+    if config.source == "chat":
+        return [_conversation(row, config, tokenizer, end) for row in rows]
+    texts = [t for t in (text_of(row, config) for row in rows) if t]
+    return [Document(np.array([*ids, end], np.int32)) for ids in tokenizer.encode_batch(texts, special=False)]
+
+
+def encode_all(rows: Iterable[Row], config: DataConfig, tokenizer: Tokenizer) -> Iterator[Document]:
+    """`encode_rows`, a few hundred at a time."""
+    iterator = iter(rows)
+    while chunk := list(islice(iterator, ENCODE_AT_ONCE)):
+        yield from encode_rows(chunk, config, tokenizer)
+
+
+def _conversation(row: Row, config: DataConfig, tokenizer: Tokenizer, end: int) -> Document:
+    messages = chat.messages_of(row.value, config.messages_field, config.prompt_field, config.response_field, row.where)
+    try:
+        turns = chat.split_turns(messages, tokenizer.apply_chat_template, config.answers)
+    except UserError as error:
+        raise UserError(f"{row.where}: {error}") from error
+    ids, prompt = chat.encode_turns(turns, lambda text: _without_masks(text, tokenizer))
+    return Document(np.append(ids, np.int32(end)), np.append(prompt, False))
+
+
+def _without_masks(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Ids of a turn: the template's tokens are tokens, but a message that writes "[MASK]" holds no mask."""
+    if tokenizer.mask_token is None or tokenizer.mask_token not in text:
+        return tokenizer.encode(text)
+    spelled = tokenizer.encode(tokenizer.mask_token, special=False)
+    parts = tokenizer.encode_batch(text.split(tokenizer.mask_token))
+    return [i for number, part in enumerate(parts) for i in ([*spelled, *part] if number else part)]
+
+
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """The id that ends documents and pads rows."""
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "the tokenizer names no end-of-text token, which separates and pads documents: "
+            "set eos_token in its tokenizer_config.json"
+        )
+    return tokenizer.eos_token_id

@@ -1,0 +1,155 @@
+"""Batches of a stream for one rank, and the exact position to go on from. Knows nothing of where samples come from."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol, TypedDict, runtime_checkable
+
+import numpy as np
+import torch
+
+from dlm.data.packing import Sample
+from dlm.errors import UserError
+
+
+@runtime_checkable
+class SampleStream(Protocol):
+    """Samples in an order that depends on config and seed alone, resumable after any of them."""
+
+    def __iter__(self) -> Iterator[Sample]: ...
+
+    def __next__(self) -> Sample: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Batch(TypedDict):
+    """One rank's rows of a step: ids (b, length) int64, prompt mask (b, length) bool or None, sample numbers (b,)."""
+
+    input_ids: torch.Tensor
+    prompt_mask: torch.Tensor | None
+    index: torch.Tensor
+
+
+class BatchLoader:
+    """Rows `rank` of every global batch: all ranks read the same stream, so one process sees what many see together.
+
+    `state_dict` is the position after the last batch handed out, however far `prefetch` has read ahead. A last batch
+    that is not full is dropped unless `keep_partial`, which only one rank can ask for.
+    """
+
+    def __init__(
+        self,
+        stream: SampleStream,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        prefetch: int = 0,
+        keep_partial: bool = False,
+    ) -> None:
+        if batch_size < 1 or batch_size % world_size:
+            raise UserError(
+                f"batch_size = {batch_size} does not divide among {world_size} processes: use a multiple of it"
+            )
+        if not 0 <= rank < world_size:
+            raise UserError(f"rank = {rank} is not in 0..{world_size - 1}")
+        if keep_partial and world_size > 1:
+            raise UserError("keep_partial needs world_size = 1: a partial batch may leave a rank without rows")
+        self.stream, self.batch_size, self.rank, self.world_size = stream, batch_size, rank, world_size
+        self.prefetch, self.keep_partial = prefetch, keep_partial
+        self._state = stream.state_dict()
+        self._ahead: _Ahead | None = None
+
+    def __iter__(self) -> "BatchLoader":
+        return self
+
+    def __next__(self) -> Batch:
+        if self.prefetch == 0:
+            batch, self._state = self._read()
+        else:
+            self._ahead = self._ahead or _Ahead(self._read, self.prefetch)
+            batch, self._state = self._ahead.next()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def _read(self) -> tuple[Batch | None, dict[str, Any]]:
+        before = self.stream.state_dict()
+        samples: list[Sample] = []
+        for sample in self.stream:
+            samples.append(sample)
+            if len(samples) == self.batch_size:
+                break
+        if not samples or (len(samples) < self.batch_size and not self.keep_partial):
+            return None, before
+        share = self.batch_size // self.world_size
+        return collate(samples[self.rank * share : (self.rank + 1) * share]), self.stream.state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position after the last batch handed out; it does not depend on rank, world size or prefetch."""
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the batch that `state` was taken at."""
+        self.close()
+        self.stream.load_state_dict(state)
+        self._state = self.stream.state_dict()
+
+    def close(self) -> None:
+        """Stop reading ahead, and put the stream back to the last batch handed out."""
+        if self._ahead is not None:
+            self._ahead.stop()
+            self._ahead = None
+            self.stream.load_state_dict(self._state)
+
+
+def collate(samples: list[Sample]) -> Batch:
+    """Stack samples; a batch has prompt masks when any sample has one."""
+    masks = None
+    if any("prompt_mask" in s for s in samples):
+        rows = [s.get("prompt_mask", np.zeros(len(s["input_ids"]), np.bool_)) for s in samples]
+        masks = torch.from_numpy(np.stack(rows))
+    return {
+        "input_ids": torch.from_numpy(np.stack([s["input_ids"] for s in samples]).astype(np.int64)),
+        "prompt_mask": masks,
+        "index": torch.tensor([s["index"] for s in samples], dtype=torch.int64),
+    }
+
+
+class _Ahead:
+    """A thread that reads batches with the state after each; an error in it is raised where the batch is asked for."""
+
+    def __init__(self, read: Any, depth: int) -> None:
+        self._queue: queue.Queue[Any] = queue.Queue(depth)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(read,), name="dlm-prefetch", daemon=True)
+        self._thread.start()
+
+    def _run(self, read: Any) -> None:
+        while not self._stopped.is_set():
+            try:
+                item = read()
+            except BaseException as error:  # handed over, not swallowed
+                item = error
+            while not self._stopped.is_set():
+                try:
+                    self._queue.put(item, timeout=0.1)
+                    break
+                except queue.Full:
+                    continue
+            if isinstance(item, BaseException) or item[0] is None:
+                return
+
+    def next(self) -> Any:
+        item = self._queue.get()
+        if isinstance(item, BaseException) or item[0] is None:
+            self._queue.put(item)  # asked again, the end is still the end
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()

@@ -1,0 +1,126 @@
+"""Which source a config names, and the stream of samples it becomes. Knows no format itself."""
+
+import json
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, cast
+
+from dlm.data import corpus, local
+from dlm.data.config import DataConfig
+from dlm.data.documents import Row, columns, encode_all, end_of_text, text_of
+from dlm.data.table import TableStream, TokenTable, cached_table
+from dlm.data.tokenizer import Tokenizer
+from dlm.errors import UserError
+
+if TYPE_CHECKING:
+    from dlm.data.loader import SampleStream
+
+SPLITS = ("train", "heldout")
+
+
+def build_stream(
+    config: DataConfig,
+    tokenizer: Tokenizer | None,
+    length: int,
+    split: str = "train",
+    seed: int = 0,
+    epochs: int | None = None,
+) -> "SampleStream":
+    """Samples of `length` tokens. Training goes round for ever and the held-out split once, unless `epochs` says otherwise."""
+    if split not in SPLITS:
+        raise UserError(f"split = {split!r}: known splits are {', '.join(SPLITS)}")
+    if length < 1:
+        raise UserError(f"length = {length}: a sequence has at least one token")
+    if epochs is None and split == "heldout":
+        epochs = 1
+    if config.source == "sudoku":
+        return _sudoku(config, length, split, seed)
+    if tokenizer is None:
+        raise UserError(
+            f'data.source = "{config.source}" needs a tokenizer: name its folder, or train one with dlm-tokenizer'
+        )
+    if config.source == "tokens":
+        from dlm.data.shards import open_shards
+
+        table = open_shards(config, tokenizer, length, split)
+        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split")
+    if config.dataset is not None and config.streaming:
+        from dlm.data.streaming import DatasetStream
+
+        return DatasetStream(config, tokenizer, length, split, seed, epochs)
+    table = build_table(config, tokenizer, split)
+    what = f"{split} split of data.source = {config.source!r}"
+    return TableStream(
+        table, length, config.pack, end_of_text(tokenizer), seed, epochs, turn=split == "train", what=what
+    )
+
+
+def build_table(config: DataConfig, tokenizer: Tokenizer, split: str) -> TokenTable:
+    """A split that can be held whole: tokenised once, then taken from the cache by its content."""
+    content, rows = _content(config, split)
+    key = {"content": content, "tokenizer": tokenizer.fingerprint, "end": end_of_text(tokenizer)}
+    if config.source == "chat":
+        key |= {"template": tokenizer.chat_template, "answers": config.answers}
+    return cached_table(
+        key, lambda: TokenTable.of(encode_all(rows(), config, tokenizer), tokenizer.vocab_size), config.cache
+    )
+
+
+def rows_of(config: DataConfig, split: str) -> Iterator[Row]:
+    """The rows of one split, in the source's own order."""
+    if config.dataset is not None:
+        from dlm.data.streaming import dataset_rows
+
+        return dataset_rows(config, split)
+    return LOCAL[config.source](config, split)
+
+
+def training_texts(config: DataConfig) -> Iterator[str]:
+    """The texts a tokenizer is trained on; of a conversation, its messages."""
+    for row in rows_of(config, "train"):
+        if config.source != "chat":
+            yield text_of(row, config)
+            continue
+        for field in columns(config):
+            value = row.value.get(field)
+            yield from (value,) if isinstance(value, str) else (str(m.get("content", "")) for m in value or ())
+
+
+def _stdlib_rows(config: DataConfig, split: str) -> Iterator[Row]:
+    for file in corpus.split_files(config, split):
+        yield Row({"text": file.text}, file.path, file.path)
+
+
+LOCAL: dict[str, Callable[[DataConfig, str], Iterator[Row]]] = {
+    "stdlib": _stdlib_rows,
+    "text": local.text_rows,
+    "jsonl": local.json_rows,
+    "chat": local.json_rows,
+}
+
+
+def _content(config: DataConfig, split: str) -> tuple[str, Callable[[], Iterator[Row]]]:
+    """A hash of the rows, and the rows again: reading twice is cheaper than tokenising once."""
+    if config.source == "stdlib":  # small, and sifting its files costs more than holding them
+        held = list(_stdlib_rows(config, split))
+        return _hash(iter(held), ("text",)), lambda: iter(held)
+    return _hash(rows_of(config, split), columns(config)), lambda: rows_of(config, split)
+
+
+def _hash(rows: Iterator[Row], fields: tuple[str, ...]) -> str:
+    digest = blake2b(repr(fields).encode(), digest_size=16)
+    for row in rows:
+        read: dict[str, Any] = {f: row.value.get(f) for f in fields}
+        digest.update(json.dumps(read, ensure_ascii=True, default=str).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _sudoku(config: DataConfig, length: int, split: str, seed: int) -> "SampleStream":
+    from dlm.data.sudoku import SudokuStream
+
+    if length != SudokuStream.length:
+        raise UserError(
+            f'length = {length}: with data.source = "sudoku" a sequence is a grid of {SudokuStream.length} cells'
+        )
+    stream = SudokuStream(split=split, seed=seed, pool_size=config.sudoku_pool, empty=config.sudoku_empty)
+    return cast("SampleStream", stream)  # its samples are plain dicts with the same keys

@@ -1,0 +1,184 @@
+"""All documents of a corpus as one array of ids, and a stream that addresses sequences in it. Reads no text."""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.data.atomic import new_folder
+from dlm.data.documents import Document
+from dlm.data.packing import Sample, pad_row
+from dlm.errors import UserError
+
+FORMAT = 1  # raised when the cached arrays change their meaning
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """Documents end to end: `ids` (n,), `starts` (documents + 1,), and `prompt` (n,) when there are prompt masks."""
+
+    ids: NDArray[Any]
+    starts: NDArray[np.int64]
+    prompt: NDArray[np.bool_] | None = None
+
+    @classmethod
+    def of(cls, documents: Iterable[Document], vocab_size: int) -> "TokenTable":
+        """Lay documents end to end in the narrowest integers that hold the vocabulary."""
+        dtype = np.uint16 if vocab_size <= 2**16 else np.int32
+        ids, prompts, lengths = [], [], []
+        for document in documents:
+            ids.append(document.ids.astype(dtype))
+            lengths.append(len(document.ids))
+            if document.prompt is not None:
+                prompts.append(document.prompt)
+        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+        return cls(
+            np.concatenate(ids) if ids else np.zeros(0, dtype), starts, np.concatenate(prompts) if prompts else None
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the arrays as .npy files into a folder that appears whole."""
+        with new_folder(folder) as temporary:
+            np.save(temporary / "ids.npy", self.ids)
+            np.save(temporary / "starts.npy", self.starts)
+            if self.prompt is not None:
+                np.save(temporary / "prompt.npy", self.prompt)
+
+    @classmethod
+    def open(cls, folder: Path) -> "TokenTable":
+        """Map the saved arrays; pages are read when touched."""
+        prompt = folder / "prompt.npy"
+        return cls(
+            np.load(folder / "ids.npy", mmap_mode="r"),
+            np.load(folder / "starts.npy"),
+            np.load(prompt, mmap_mode="r") if prompt.is_file() else None,
+        )
+
+
+def cached_table(key: dict[str, Any], build: Callable[[], TokenTable], enabled: bool) -> TokenTable:
+    """The table for `key` from the cache folder, or built and kept there; a folder that cannot be written is no error."""
+    if not enabled:
+        return build()
+    digest = blake2b(json.dumps({**key, "format": FORMAT}, sort_keys=True).encode(), digest_size=16).hexdigest()
+    folder = cache_folder() / "tokens" / digest
+    if folder.is_dir():
+        return TokenTable.open(folder)
+    table = build()
+    try:
+        table.save(folder)
+    except OSError:
+        return table
+    return TokenTable.open(folder)
+
+
+def cache_folder() -> Path:
+    """DLM_CACHE, else the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("DLM_CACHE") or Path(base) / "dlm")
+
+
+class TableStream:
+    """Sequences of a table in an order addressed by (seed, epoch), so that its whole state is one counter.
+
+    fixed: an epoch lays the documents in a ring, turns it by a random offset and cuts it, so that no token is always
+    first. row: a document is a sequence. `epochs` None goes on for ever. The held-out split is not turned.
+    """
+
+    def __init__(
+        self,
+        table: TokenTable,
+        length: int,
+        pack: str,
+        end: int,
+        seed: int,
+        epochs: int | None,
+        turn: bool = True,
+        what: str = "corpus",
+    ) -> None:
+        self.table, self.length, self.pack, self.end = table, length, pack, end
+        self.seed, self.epochs, self.turn = seed, epochs, turn
+        self.index = 0
+        self._rows = _answerable(table, length) if pack == "row" else None
+        self.samples_per_epoch = len(table.ids) // length if self._rows is None else len(self._rows)
+        if self.samples_per_epoch == 0:
+            raise UserError(
+                f"the {what} holds {len(table.starts) - 1} documents with {len(table.ids)} tokens: not one sequence of "
+                f"length {length}"
+                + (" with an answer in it" if self._rows is not None else "")
+                + "; add data or shorten it"
+            )
+
+    def __iter__(self) -> "TableStream":
+        return self
+
+    def __next__(self) -> Sample:
+        if self.epochs is not None and self.index >= self.epochs * self.samples_per_epoch:
+            raise StopIteration
+        sample = self.sample(self.index)
+        self.index += 1
+        return sample
+
+    def sample(self, index: int) -> Sample:
+        """The sample with this global number, whatever was read before."""
+        epoch, i = divmod(index, self.samples_per_epoch)
+        place = int(_permutation(self.seed, epoch, self.samples_per_epoch)[i])
+        ids, prompt = self._cut(epoch, place) if self._rows is None else self._row(int(self._rows[place]))
+        sample: Sample = {"input_ids": ids, "index": index}
+        if prompt is not None:
+            sample["prompt_mask"] = prompt
+        return sample
+
+    def _cut(self, epoch: int, place: int) -> tuple[NDArray[np.int32], NDArray[np.bool_] | None]:
+        total = len(self.table.ids)
+        offset = int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0] % np.uint64(total)) if self.turn else 0
+        where = (offset + place * self.length + np.arange(self.length)) % total
+        prompt = None if self.table.prompt is None else np.asarray(self.table.prompt[where])
+        return np.asarray(self.table.ids[where]).astype(np.int32), prompt
+
+    def _row(self, document: int) -> tuple[NDArray[np.int32], NDArray[np.bool_] | None]:
+        piece = slice(int(self.table.starts[document]), int(self.table.starts[document + 1]))
+        prompt = None if self.table.prompt is None else np.asarray(self.table.prompt[piece])
+        return pad_row(Document(np.asarray(self.table.ids[piece]), prompt), self.length, self.end)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kind": "table", "index": self.index, "samples_per_epoch": self.samples_per_epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("kind") != "table" or state["samples_per_epoch"] != self.samples_per_epoch:
+            raise UserError(
+                f"the checkpoint's data position ({state.get('samples_per_epoch')} sequences an epoch) is not of this data "
+                f"({self.samples_per_epoch}): resume with the same [data], tokenizer and length, and the same Python"
+            )
+        self.index = int(state["index"])
+
+
+def _answerable(table: TokenTable, length: int) -> NDArray[np.int64]:
+    """Documents with something to learn among their first `length` tokens."""
+    starts, ends = table.starts[:-1], np.minimum(table.starts[1:], table.starts[:-1] + length)
+    if table.prompt is None:
+        return np.flatnonzero(ends > starts)
+    answers = np.concatenate([[0], np.cumsum(~table.prompt, dtype=np.int64)])
+    # A prompt that fits leaves room for padding, and padding counts as answer.
+    return np.flatnonzero((answers[ends] > answers[starts]) | (ends - starts < length))
+
+
+@lru_cache(maxsize=4)
+def _permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+    keys = mix(np.arange(n, dtype=np.uint64), seed + 0x5EED * (epoch + 1))
+    return np.argsort(keys, kind="stable")
+
+
+def mix(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser over values and key: random numbers with an address (Steele et al. 2014)."""
+    with np.errstate(over="ignore"):
+        z = values + np.uint64((key * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+        return z ^ (z >> np.uint64(31))

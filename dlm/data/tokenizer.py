@@ -1,0 +1,195 @@
+"""A tokenizer as the rest of the house sees it: text to ids and back, and the ids of mask and end. Trains nothing."""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from dlm.data import chat
+from dlm.data.atomic import write_text
+from dlm.errors import UserError
+
+#: names published checkpoints give the mask, for folders whose configs do not say.
+MASK_NAMES = ("[MASK]", "<|mdm_mask|>", "<|mask|>", "<|MASK|>", "|<MASK>|", "<mask>")
+EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` with the names a checkpoint's folder gives its special tokens.
+
+    `settings` is tokenizer_config.json merged over special_tokens_map.json.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:
+        self.backend = backend
+        self.settings = dict(settings or {})
+        # The house truncates and pads by its own rules; a stored rule would cut corpora silently.
+        backend.no_truncation()
+        backend.no_padding()
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def mask_token(self) -> str | None:
+        return self._named("mask_token", MASK_NAMES)
+
+    @cached_property
+    def eos_token(self) -> str | None:
+        return self._named("eos_token", EOS_NAMES)
+
+    @cached_property
+    def mask_token_id(self) -> int | None:
+        """Id of the mask, or None when the folder does not say."""
+        return self._id(self.mask_token)
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        """Id of end-of-text, or None when the folder does not say."""
+        return self._id(self.eos_token)
+
+    @cached_property
+    def pad_token_id(self) -> int | None:
+        """Id of the padding: end-of-text unless the folder names another."""
+        named = self._id(self._named("pad_token", ()))
+        return self.eos_token_id if named is None else named
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of everything that decides the ids of a text."""
+        return blake2b(self.backend.to_str().encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def token_bytes(self) -> NDArray[np.int32]:
+        """UTF-8 bytes each id stands for, (vocab_size,); special tokens are 0. Byte-level tokenizers only."""
+        sizes = np.zeros(self.vocab_size, np.int32)
+        for token, index in self.backend.get_vocab(with_added_tokens=False).items():
+            sizes[index] = len(token)
+        sizes[list(self.backend.get_added_tokens_decoder())] = 0
+        return sizes
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids of `text`; with `special`, names such as "[MASK]" inside it become their token. Adds no start or end."""
+        return self.encode_batch([text], special)[0]
+
+    def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+        """Ids of many texts. A corpus is read with special=False: a file that mentions "[MASK]" holds no mask."""
+        if self.backend.encode_special_tokens == special:
+            self.backend.encode_special_tokens = not special
+        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of the ids; bytes that are no UTF-8 come out as U+FFFD."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The conversation as one string, by the folder's own template or a plain one."""
+        return chat.render(self.chat_template, messages, add_generation_prompt, self.template_names)
+
+    @cached_property
+    def chat_template(self) -> str:
+        """The folder's template; without one, ChatML if its tokens exist, else plain lines."""
+        template = self.settings.get("chat_template")
+        if isinstance(template, list):  # older folders hold several, by name
+            template = next((t["template"] for t in template if t.get("name") == "default"), None)
+        if template:
+            return template
+        return chat.CHATML if self._id("<|im_end|>") is not None else chat.PLAIN
+
+    @property
+    def template_names(self) -> dict[str, str]:
+        """Special tokens by the names templates use."""
+        names = {k: self._named(k, ()) for k in ("bos_token", "pad_token", "unk_token")}
+        return {k: v or "" for k, v in {**names, "eos_token": self.eos_token, "mask_token": self.mask_token}.items()}
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads too."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.backend.encode_special_tokens = False
+        write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
+        named = {
+            "mask_token": self.mask_token,
+            "eos_token": self.eos_token,
+            "pad_token": self.backend_token(self.pad_token_id),
+        }
+        defaults = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        settings = {**defaults, **{k: v for k, v in named.items() if v}, **self.settings}
+        settings.pop("auto_map", None)  # names remote code this folder does not ship
+        write_text(folder / "tokenizer_config.json", json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+    def backend_token(self, index: int | None) -> str | None:
+        """The token behind an id."""
+        return None if index is None else self.backend.id_to_token(index)
+
+    def _named(self, key: str, fallbacks: tuple[str, ...]) -> str | None:
+        value = self.settings.get(key)
+        if isinstance(value, dict):  # {"content": ..., "lstrip": ...}
+            value = value.get("content")
+        if value and self._id(value) is not None:
+            return value
+        return next((name for name in fallbacks if self._id(name) is not None), None)
+
+    def _id(self, token: str | None) -> int | None:
+        return None if token is None else self.backend.token_to_id(token)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Read a tokenizer.json, or the folder it lies in; transformers is asked only when there is none."""
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not path.exists():
+        raise UserError(f"no tokenizer at {path}: give a folder with tokenizer.json, or train one with dlm-tokenizer")
+    if not file.is_file():
+        return _from_transformers(folder)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the Rust side raises bare Exception
+        raise UserError(f"{file} is not a tokenizer.json that `tokenizers` can read: {error}") from error
+    return Tokenizer(backend, _settings(folder))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        file = folder / name
+        if file.is_file():
+            try:
+                read = json.loads(file.read_text("utf-8"))
+            except ValueError as error:
+                raise UserError(f"{file} is not valid JSON: {error}") from error
+            merged.update({k: v for k, v in read.items() if v is not None})
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        merged["chat_template"] = template.read_text("utf-8")
+    return merged
+
+
+def _from_transformers(folder: Path) -> Tokenizer:
+    """Folders with vocab.json, a SentencePiece model and the like, through transformers' converters."""
+    known = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
+    if not any((folder / name).is_file() for name in known):
+        raise UserError(
+            f"{folder} holds no tokenizer.json: train one with dlm-tokenizer, or copy the checkpoint's own there"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        slow = AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"transformers cannot read the tokenizer in {folder}: {error}") from error
+    backend = getattr(slow, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(
+            f"the tokenizer in {folder} has no fast form; convert it to tokenizer.json with transformers first"
+        )
+    return Tokenizer(backend, _settings(folder))

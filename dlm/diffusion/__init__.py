@@ -1,0 +1,14 @@
+"""The process: masking, loss, likelihood bound, decode rules and addressed random numbers. Pure functions of tensors."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "bound": ["Estimate", "likelihood_bound"],
+        "loss": ["masked_diffusion_loss"],
+        "noise": ["mask_tokens"],
+        "rng": ["gumbel", "philox", "uniform"],
+        "unmask": ["RULES"],
+    },
+)

@@ -1,0 +1,79 @@
+"""Random numbers with addresses: each is a function of (seed, sample, purpose, step, position, token), never of a state.
+
+So a draw does not depend on batching, scheduling, memory layout or what was drawn before it.
+"""
+
+from enum import IntEnum
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+WORD = 0xFFFFFFFF
+
+
+class Purpose(IntEnum):
+    """What a draw decides; different purposes never share a number."""
+
+    TOKEN = 0  # Gumbel noise on a token's logit
+    ORDER = 1  # which masked position goes first (rule `random`)
+    MASK = 2  # is this training token masked
+    TIME = 3  # the noise level of a training sample
+    LENGTH = 4  # truncation of a training sample
+    BOUND = 5  # masks of the likelihood estimate
+    SHUFFLE = 6  # order of training data
+    ACCEPT = 7  # speculative acceptance
+
+
+def _multiply(x: Int[Tensor, "..."], constant: int) -> tuple[Tensor, Tensor]:
+    """High and low words of a 32x32-bit product, in int64 (whose signed product would overflow: split in halves)."""
+    low, high = x * (constant & 0xFFFF), x * (constant >> 16)
+    middle = high + (low >> 16)
+    return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def philox(
+    key: tuple[Tensor | int, Tensor | int], counter: tuple[Tensor | int, Tensor | int, Tensor | int, Tensor | int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32-10 (Salmon et al., SC'11): four 32-bit words, as int64, for each broadcast (key, counter).
+
+    Pinned to the Random123 known-answer vectors by the tests; Triton's and cuRAND's Philox is the same function.
+    """
+    k0, k1, c0, c1, c2, c3 = (torch.as_tensor(word, dtype=torch.int64) & WORD for word in (*key, *counter))
+    for _ in range(10):
+        high0, low0 = _multiply(c0, 0xD2511F53)
+        high1, low1 = _multiply(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & WORD, (k1 + 0xBB67AE85) & WORD
+    return c0, c1, c2, c3
+
+
+def uniform(
+    purpose: Purpose,
+    *,
+    seed: Tensor | int,
+    sample: Tensor | int = 0,
+    step: Tensor | int = 0,
+    position: Tensor | int = 0,
+    token: Tensor | int = 0,
+) -> Float[Tensor, "..."]:
+    """One number in (0, 1) for each broadcast address: (w + 1/2) / 2^32 in fp64, so neither 0 nor 1 occurs."""
+    word = philox((seed, sample), (int(purpose), step, position, token))[0]
+    return (word.double() + 0.5) / 2**32
+
+
+def gumbel(
+    *, seed: Tensor, sample: Tensor, step: Tensor, position: Tensor, vocab_size: int
+) -> Float[Tensor, "n v"]:
+    """Standard Gumbel noise for each row's whole vocabulary, in fp32; seed, sample, step, position are (n,).
+
+    One Philox call serves four consecutive tokens. The noise is -log(-log1p(-w)) with w = (word + 1/2)/2^32:
+    rare large values come from small w, which fp32 resolves, so the upper tail is not truncated
+    (arXiv 2409.02908 shows what -log(-log(u)) in fp32 does to it).
+    """
+    group = torch.arange((vocab_size + 3) // 4, device=seed.device)
+    address = [x.reshape(-1, 1) for x in (seed, sample, step, position)]
+    words = philox((address[0], address[1]), (int(Purpose.TOKEN), address[2], address[3], group))
+    word = torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(-2)[..., :vocab_size]
+    small = ((word.double() + 0.5) / 2**32).float().clamp_max(1 - 2**-24)
+    return -torch.log(-torch.log1p(-small))

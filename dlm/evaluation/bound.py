@@ -1,0 +1,102 @@
+"""The likelihood bound of a held-out split, per token and per byte. Trains nothing; the estimator is `dlm.diffusion.bound`'s."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dlm.data.config import DataConfig
+from dlm.errors import UserError
+
+if TYPE_CHECKING:
+    from dlm.models.lm import LM
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundResult:
+    """An upper bound on how much the model needs for the split, with the standard error of its Monte Carlo draws.
+
+    Each sequence is scored alone, from nothing before it, so text that is cut into sequences pays for each beginning.
+    End-of-text counts as a token and as no byte.
+    """
+
+    sequences: int
+    length: int
+    draws: int
+    tokens: int
+    bytes: int | None
+    nats_per_token: float
+    nats_error: float
+    perplexity: float
+    bits_per_byte: float | None
+    bits_error: float | None
+    seconds: float
+
+    def row(self) -> dict[str, Any]:
+        """One line of a table."""
+        bits = None if self.bits_per_byte is None else f"{self.bits_per_byte:.3f} ± {self.bits_error:.3f}"
+        return {
+            "bits": bits,
+            "nats": f"{self.nats_per_token:.3f} ± {self.nats_error:.3f}",
+            "perplexity": round(self.perplexity, 2),
+            **{name: getattr(self, name) for name in ("sequences", "length", "tokens", "bytes", "draws")},
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+HEADINGS = {
+    "bits": "bits a byte ≤",
+    "nats": "nats a token ≤",
+    "perplexity": "perplexity a token ≤",
+    "sequences": "sequences",
+    "length": "tokens each",
+    "tokens": "tokens scored",
+    "bytes": "bytes",
+    "draws": "draws",
+}
+
+
+def measure_bound(
+    lm: "LM",
+    data: DataConfig,
+    *,
+    length: int,
+    sequences: int = 512,
+    draws: int = 4,
+    batch_size: int = 16,
+    seed: int = 0,
+) -> BoundResult:
+    """The bound over `sequences` of the held-out split of `data`, or over all of it where it has fewer."""
+    import torch
+
+    from dlm.data.source import build_stream
+    from dlm.training.validate import HeldOut
+
+    for name, value in (("sequences", sequences), ("draws", draws)):
+        if value < 1:
+            raise UserError(f"{name} = {value} must be at least 1")
+    started = time.perf_counter()
+    sizes = None
+    if data.source != "sudoku":
+        sizes = torch.as_tensor(lm.require_tokenizer().token_bytes)
+    stream = build_stream(data, lm.tokenizer, length, "heldout", seed)
+    held = HeldOut(stream, sequences, batch_size, sizes)
+    if not held.tokens:
+        raise UserError(f'the held-out split of data.source = "{data.source}" is empty: raise data.heldout_fraction')
+    found = held.bound(lm.network, lm.require_mask_id(), draws, seed)
+    bits = found.bits_per_byte
+    return BoundResult(
+        sequences=held.sequences,
+        length=length,
+        draws=draws,
+        tokens=found.tokens,
+        bytes=found.bytes,
+        nats_per_token=found.per_token[0],
+        nats_error=found.per_token[1],
+        perplexity=found.perplexity,
+        bits_per_byte=None if bits is None else bits[0],
+        bits_error=None if bits is None else bits[1],
+        seconds=time.perf_counter() - started,
+    )

@@ -1,0 +1,139 @@
+"""Single lines of source to fill in: from held-out files, or a file in HumanEval's infilling format. Knows no model."""
+
+import ast
+import gzip
+import io
+import json
+import tokenize
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlm.data.config import DataConfig
+from dlm.errors import UserError
+
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+CODE = {tokenize.NAME, tokenize.OP, tokenize.NUMBER}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineTask:
+    """A text with one line, or the end of one, missing: prefix + line + suffix is the whole."""
+
+    name: str
+    prefix: str
+    line: str
+    """Without its line break."""
+    suffix: str
+    """Begins with the line break, where the text goes on."""
+
+    def filled(self, answer: str) -> str:
+        """The text with `answer` in place of the line."""
+        return self.prefix + answer + self.suffix
+
+
+def heldout_lines(
+    data: DataConfig,
+    count: int = 250,
+    seed: int = 0,
+    *,
+    context: int = 400,
+    shortest: int = 8,
+    longest: int = 100,
+) -> list[LineTask]:
+    """`count` lines drawn evenly from all that qualify in the held-out files of `data` (source stdlib or text).
+
+    A line qualifies when it holds code and is no part of a string or comment over several lines, its file parses, its
+    code has `shortest` to `longest` characters, and `context` characters stand before and after it. What is to be
+    filled is the line from its first visible character on: the indentation is left to the prefix.
+    """
+    from dlm.data.source import rows_of
+
+    if data.source not in ("stdlib", "text"):
+        raise UserError(f'data.source = "{data.source}": lines are taken from whole files, so from "stdlib" or "text"')
+    found: list[LineTask] = []
+    for row in rows_of(data, "heldout"):
+        found += _candidates(row.key, row.value["text"], context, shortest, longest)
+    if not found:
+        raise UserError(
+            f'no line of the held-out split of data.source = "{data.source}" has code and {context} characters around it: '
+            "raise data.heldout_fraction, or ask for less context"
+        )
+    chosen = np.random.default_rng(seed).permutation(len(found))[:count]
+    return [found[i] for i in chosen]
+
+
+def _candidates(name: str, text: str, context: int, shortest: int, longest: int) -> Iterator[LineTask]:
+    if not parses(text):
+        return
+    rows, start = code_rows(text), 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        code = line.strip()
+        if number in rows and shortest <= len(code) <= longest:
+            begin = start + len(line) - len(line.lstrip())
+            if begin >= context and len(text) - (start + len(line)) >= context:
+                end = begin + len(code)
+                yield LineTask(name=f"{name}:{number}", prefix=text[:begin], line=code, suffix=text[end:])
+        start += len(line) + 1
+
+
+def code_rows(text: str) -> set[int]:
+    """Numbers, from 1, of the lines with code that no string over several lines touches."""
+    code: set[int] = set()
+    touched: set[int] = set()
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            first, last = token.start[0], token.end[0]
+            if token.type not in LAYOUT and last > first:
+                touched.update(range(first, last + 1))
+            elif token.type in CODE:
+                code.add(first)
+    except (tokenize.TokenError, SyntaxError):  # e.g. form feeds between indents, which ast accepts
+        return set()
+    return code - touched
+
+
+def parses(text: str) -> bool:
+    """Whether the running Python can parse `text` as a module."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an invalid escape is no error
+        try:
+            ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: null bytes
+            return False
+    return True
+
+
+def read_tasks(path: str | Path) -> list[LineTask]:
+    """Tasks from JSON lines (.gz or not) with `prompt`, `suffix` and `canonical_solution`: HumanEval single-line infilling."""
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as JSON lines, plain or gzip: {error}") from error
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    if not lines:
+        raise UserError(f"{path} holds no task: give a file with one JSON object a line")
+    return [_task(line, f"{path}, line {number}") for number, line in lines]
+
+
+def _task(line: str, where: str) -> LineTask:
+    try:
+        record: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error}") from error
+    fields = ("prompt", "canonical_solution", "suffix")
+    for field in fields:
+        if not isinstance(record, dict) or not isinstance(record.get(field), str):
+            raise UserError(f"{where}: `{field}` is missing or no string; a task has {', '.join(fields)}")
+    solution = record["canonical_solution"]
+    answer = solution.rstrip("\n")
+    if "\n" in answer or not answer.strip():
+        raise UserError(f"{where}: `canonical_solution` has {len(answer.splitlines())} lines: use the single-line set")
+    suffix = solution[len(answer) :] + record["suffix"]
+    return LineTask(name=str(record.get("task_id", where)), prefix=record["prompt"], line=answer, suffix=suffix)

@@ -1,0 +1,180 @@
+"""What a config class asks for: its leaves, their types in words, and text made into values of them. Knows no file."""
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import tomli
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+Key = tuple[str | int, ...]
+NOTHING = "none"  # TOML has no null: this word, in a field that may be empty, empties it
+TYPE_NAMES = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    Path: "a path",
+    tuple: "a list",
+    list: "a list",
+    dict: "a table",
+    types.NoneType: f'"{NOTHING}"',
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One leaf of a config class, as the help page and the override parser see it."""
+
+    key: str  # dotted; an entry of a list is N: "sampler.rule", "job.N.prompt"
+    annotation: Any
+    default: Any  # `...` when the user must give it
+    description: str
+
+    @property
+    def is_flag(self) -> bool:
+        return bool in members(self.annotation)
+
+
+def fields(cls: type[BaseModel], prefix: str = "", instance: BaseModel | None = None) -> Iterator[Field]:
+    """Every leaf of `cls`, sections and lists of sections walked through, in the order of the class.
+
+    Defaults are those of `instance` where the section above gives one.
+    """
+    for name, info in cls.model_fields.items():
+        key = f"{prefix}.{name}" if prefix else name
+        default = ... if info.is_required() else info.get_default(call_default_factory=True)
+        if instance is not None:
+            default = getattr(instance, name)
+        inner = sections(info.annotation)
+        if not inner:
+            yield Field(key=key, annotation=info.annotation, default=default, description=info.description or "")
+        for section in inner:
+            below = default if isinstance(default, section) else None
+            yield from fields(section, f"{key}.N" if is_list(info.annotation) else key, below)
+
+
+def type_name(annotation: Any) -> str:
+    """What a value must be, in words: `an integer or "auto"`."""
+    words: list[str] = []
+    for member in members(annotation):
+        if get_origin(member) is Literal:
+            words += [f'"{value}"' if isinstance(value, str) else str(value) for value in get_args(member)]
+        elif isinstance(member, type) and issubclass(member, Enum):
+            words += [f'"{value.value}"' for value in member]
+        elif isinstance(member, type) and issubclass(member, BaseModel):
+            words.append("a table")
+        elif get_origin(member) is tuple and ... not in get_args(member):
+            words.append(f"a list of {len(get_args(member))}")
+        else:
+            words.append(TYPE_NAMES.get(get_origin(member) or member, str(member)))
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+
+
+def choices(annotation: Any) -> list[str]:
+    """The words a field accepts by name."""
+    found: list[str] = []
+    for member in members(annotation):
+        if get_origin(member) is Literal:
+            found += [value for value in get_args(member) if isinstance(value, str)]
+        elif isinstance(member, type) and issubclass(member, Enum):
+            found += [str(value.value) for value in member]
+    return found
+
+
+def members(annotation: Any) -> list[Any]:
+    """The alternatives of a type: `Annotated` and unions opened."""
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [member for part in get_args(annotation) for member in members(part)]
+    return [annotation]
+
+
+def sections(annotation: Any) -> list[type[BaseModel]]:
+    """The config classes a field holds: itself, its alternatives, or the entries of its list."""
+    found: list[type[BaseModel]] = []
+    for member in members(annotation):
+        if get_origin(member) in (list, tuple):
+            found += sections(_items(member))
+        elif isinstance(member, type) and issubclass(member, BaseModel):
+            found.append(member)
+    return found
+
+
+def is_list(annotation: Any) -> bool:
+    """Whether this type is written as a list."""
+    return any((get_origin(member) or member) in (list, tuple) for member in members(annotation))
+
+
+def annotation_at(cls: type[BaseModel], key: Key) -> Any:
+    """The type at a key path, or None where the path leaves the class."""
+    annotation: Any = cls
+    for part in key:
+        below: Any = None
+        for member in members(annotation):
+            if isinstance(member, type) and issubclass(member, BaseModel) and part in member.model_fields:
+                below = member.model_fields[str(part)].annotation
+            elif get_origin(member) is dict or (get_origin(member) in (list, tuple) and isinstance(part, int)):
+                below = _items(member)
+        if below is None:
+            return None
+        annotation = below
+    return annotation
+
+
+def parse(text: str, annotation: Any) -> Any:
+    """A command-line word as the TOML value it spells or, where the field wants that, as the bare string it is."""
+    try:
+        value = tomli.loads(f"value = {text}")["value"]
+    except tomli.TOMLDecodeError:
+        return text
+    if annotation is None or isinstance(value, str) or str not in members(annotation):
+        return value
+    try:
+        TypeAdapter(annotation).validate_python(prepare(value, annotation), strict=True)
+    except ValidationError:
+        return text
+    return value
+
+
+def prepare(value: Any, annotation: Any) -> Any:
+    """What TOML cannot spell, made by type: tuples from lists, paths and enums from strings, None from "none"."""
+    alternatives = members(annotation)
+    if value == NOTHING and types.NoneType in alternatives:
+        return None
+    for member in alternatives:
+        kind = get_origin(member) or member
+        if not isinstance(kind, type):
+            continue
+        if isinstance(value, dict) and issubclass(kind, BaseModel):
+            value = {name: _prepare_field(kind, name, entry) for name, entry in value.items()}
+        elif isinstance(value, dict) and kind is dict:
+            value = {name: prepare(entry, _items(member)) for name, entry in value.items()}
+        elif isinstance(value, list) and kind in (list, tuple):
+            return kind(prepare(entry, _items(member)) for entry in value)
+        elif isinstance(value, str) and kind is Path:
+            return Path(value)
+        elif isinstance(value, str) and issubclass(kind, Enum):
+            return next((option for option in kind if option.value == value), value)
+    return value
+
+
+def _prepare_field(cls: type[BaseModel], name: str, value: Any) -> Any:
+    """A field's value; a table lies over the section that is the field's default, not over that section's class."""
+    info = cls.model_fields.get(name)
+    if info is None:
+        return value
+    default = info.get_default(call_default_factory=False)
+    if isinstance(value, dict) and isinstance(default, BaseModel):
+        value = {**{key: getattr(default, key) for key in default.model_fields_set}, **value}
+    return prepare(value, info.annotation)
+
+
+def _items(annotation: Any) -> Any:
+    """The type of a list's entries or of a table's values."""
+    inner = [part for part in get_args(annotation) if part is not ...]
+    return inner[-1] if inner else Any

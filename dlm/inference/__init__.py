@@ -1,0 +1,14 @@
+"""The engine's room: requests in, generations out. The reference sampler here defines what every faster one must give."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "config": ["InferConfig", "SamplerConfig"],
+        "generate": ["generate", "infill"],
+        "prompts": ["parse_holes"],
+        "reference": ["sample"],
+        "request": ["Generation", "Request", "StepEvent"],
+    },
+)

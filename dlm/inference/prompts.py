@@ -1,0 +1,179 @@
+"""Prompts as users write them, made requests: text or token ids, with or without holes. Knows nothing of sampling."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dlm.errors import UserError
+from dlm.inference.request import Request
+from dlm.models.lm import LM
+
+Prompt = str | Sequence[int]
+
+HOLE = re.compile(r"(?P<escape>\\)?\[MASK(?::(?P<length>[^\]\s]{1,20}))?\]")
+MAX_HOLE = 65_536
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a text prompt: `hole` masks, or text; `plain` text is never read as a special token."""
+
+    text: str = ""
+    hole: int = 0
+    plain: bool = False
+
+
+def parse_holes(text: str, where: str = "prompt") -> list[Piece]:
+    """Cut a text at its holes. `[MASK:12]` is twelve tokens, `[MASK]` one; neighbouring `[MASK]` are one hole.
+
+    `\\[MASK:12]` means those characters themselves.
+    """
+    pieces: list[Piece] = []
+    at, bare = 0, False  # `bare`: the last piece is a hole of single masks
+    for found in HOLE.finditer(text):
+        if found.start() > at:
+            pieces.append(Piece(text[at : found.start()]))
+        at = found.end()
+        if found["escape"]:
+            pieces.append(Piece(found.group()[1:], plain=True))
+            continue
+        if found["length"] is None and bare and pieces[-1].hole:
+            pieces[-1] = Piece(hole=pieces[-1].hole + 1)
+            continue
+        bare = found["length"] is None
+        pieces.append(Piece(hole=1 if bare else _hole_length(found["length"], found.group(), where)))
+    return [*pieces, Piece(text[at:])] if at < len(text) else pieces
+
+
+def _hole_length(digits: str, spelt: str, where: str) -> int:
+    length = int(digits) if digits.isascii() and digits.isdecimal() else -1
+    if not 1 <= length <= MAX_HOLE:
+        raise UserError(
+            f"{where}: {spelt}: a hole's length must be a number from 1 to {MAX_HOLE}, as in [MASK:12]; "
+            f"for these very characters write \\{spelt}"
+        )
+    return length
+
+
+def as_prompts(prompts: Any) -> list[str | list[int]]:
+    """A list of prompts from what users give: strings, id lists, arrays, or a single one of these."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence):
+        raise UserError(f"prompts must be strings or lists of token ids, not {type(prompts).__name__}")
+    if prompts and all(_is_id(entry) for entry in prompts):
+        prompts = [prompts]
+    return [_as_prompt(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
+
+
+def continuation(lm: LM, prompt: str | list[int], gen_length: int, where: str, **fields: Any) -> Request:
+    """A request to write on after `prompt`."""
+    ids: list[int] = []
+    if isinstance(prompt, str):
+        for piece in parse_holes(prompt, where):
+            if piece.hole:
+                raise _has_hole(where)
+            ids += _encode(lm, piece, where)
+    else:
+        ids = prompt
+    _check_ids(lm, ids, where)
+    if lm.mask_id is not None and lm.mask_id in ids and lm.config.attention != "causal":
+        raise _has_hole(where)
+    if not ids and lm.config.shifted_logits:
+        raise UserError(
+            f"{where} is empty, and {lm.config.model_type} predicts each token from the one before it: give at least one"
+        )
+    _check_room(lm, len(ids) + gen_length, f"{where} has {len(ids)} tokens; with gen_length = {gen_length} that is")
+    return Request(ids=tuple(ids), gen_length=gen_length, **fields)
+
+
+def infilling(lm: LM, prompt: str | list[int], where: str, **fields: Any) -> Request:
+    """A request to fill the holes of `prompt`: as parsed in a text, runs of mask ids in a list."""
+    mask = lm.require_mask_id()
+    ids: list[int] = []
+    holes: list[range] = []
+    pieces: list[str] | None = None
+    if isinstance(prompt, str):
+        pieces = [""]
+        for piece in parse_holes(prompt, where):
+            if piece.hole:
+                holes.append(range(len(ids), len(ids) + piece.hole))
+                ids += [mask] * piece.hole
+                pieces.append("")
+                continue
+            encoded = _encode(lm, piece, where)
+            inner = list(runs(encoded, mask))  # masks spelt as the tokenizer spells them
+            holes += [range(len(ids) + hole.start, len(ids) + hole.stop) for hole in inner]
+            ids += encoded
+            if inner or pieces is None:
+                pieces = None  # the text between such holes is known as tokens only
+            else:
+                pieces[-1] += piece.text
+    else:
+        ids, holes = prompt, list(runs(prompt, mask))
+    _check_ids(lm, ids, where)
+    if not holes:
+        spelt = "[MASK:12] (a hole of twelve tokens)" if isinstance(prompt, str) else f"its mask id, {mask}"
+        raise UserError(f"{where} has no hole to fill: mark one with {spelt}, or use dlm.generate to continue it")
+    if lm.config.shifted_logits and holes[0].start == 0:
+        raise UserError(
+            f"{where} begins with a hole, and {lm.config.model_type} predicts each token from the one before it: "
+            "put at least one token first"
+        )
+    _check_room(lm, len(ids), f"{where} has")
+    return Request(ids=tuple(ids), holes=tuple(holes), pieces=None if pieces is None else tuple(pieces), **fields)
+
+
+def runs(ids: Sequence[int], mask: int) -> Iterator[range]:
+    """The stretches of masks in a list of ids."""
+    start = None
+    for position, token in enumerate((*ids, -1)):
+        if token == mask and start is None:
+            start = position
+        elif token != mask and start is not None:
+            yield range(start, position)
+            start = None
+
+
+def _is_id(entry: Any) -> bool:
+    return hasattr(entry, "__index__") and not isinstance(entry, bool) and getattr(entry, "ndim", 0) == 0
+
+
+def _as_prompt(prompt: Any, where: str) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    if hasattr(prompt, "tolist"):
+        prompt = prompt.tolist()
+    if not isinstance(prompt, Sequence) or not all(_is_id(token) for token in prompt):
+        raise UserError(f"{where} must be a string or a list of token ids, not {str(prompt)[:60]!r}")
+    return [int(token) for token in prompt]
+
+
+def _encode(lm: LM, piece: Piece, where: str) -> list[int]:
+    if lm.tokenizer is None:
+        raise UserError(f"{where} is text, but model {lm.name!r} has no tokenizer: give token ids instead")
+    return list(lm.tokenizer.encode(piece.text, special=not piece.plain))
+
+
+def _check_ids(lm: LM, ids: Sequence[int], where: str) -> None:
+    for position, token in enumerate(ids):
+        if not 0 <= token < lm.config.vocab_size:
+            raise UserError(
+                f"{where}: token id {token} at position {position} lies outside "
+                f"the vocabulary of {lm.config.vocab_size} tokens"
+            )
+
+
+def _check_room(lm: LM, length: int, what: str) -> None:
+    limit = lm.config.max_position_embeddings
+    if lm.config.position_embedding == "learned" and length > limit:
+        raise UserError(f"{what} {length} positions, and model {lm.name!r} has learned only {limit}: make it shorter")
+
+
+def _has_hole(where: str) -> UserError:
+    return UserError(
+        f"{where} holds mask tokens: fill them with dlm.infill, or write \\[MASK] for those characters themselves"
+    )

@@ -1,0 +1,86 @@
+"""What goes into a sampler and what comes out: requests, steps and generations. Knows nothing of how they are sampled."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One text to generate or to fill, as token ids."""
+
+    request_id: str
+    ids: tuple[int, ...]
+    """The prompt; where it is to be filled, with mask ids in its holes."""
+    gen_length: int = 0
+    """Tokens to add after the prompt, at most; 0 for infilling."""
+    holes: tuple[range, ...] = ()
+    """Positions to fill."""
+    pieces: tuple[str, ...] | None = None
+    """The text between the holes, where the prompt came as text."""
+    seed: int = 0
+    sample: int = 0
+    """Its number among the samples asked of one prompt: part of the address of its random numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEvent:
+    """What one forward changed; a row is a request that is still running. Tensors are on the CPU."""
+
+    step: int
+    """From 0; every live request has taken part in each step so far."""
+    nfe: int
+    """Forward passes so far (guidance costs two a step)."""
+    request_ids: tuple[str, ...]
+    prompt_lengths: tuple[int, ...]
+    """Tokens that were given before the first generated one."""
+    lengths: tuple[int, ...]
+    """Positions of each row of `canvas` that are real; the rest is padding."""
+    canvas: Int[Tensor, "b l"]
+    """Token ids after the step."""
+    committed: Bool[Tensor, "b l"]
+    """Masks that became tokens."""
+    edited: Bool[Tensor, "b l"]
+    """Tokens that were replaced by others."""
+    remasked: Bool[Tensor, "b l"]
+    """Tokens that became masks again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One finished request."""
+
+    text: str
+    """What was generated; for infilling the whole text with its holes filled."""
+    tokens: list[int]
+    """Generated ids only, up to and including end-of-text; for infilling those of all holes in order."""
+    nfe: int
+    """Forward passes spent on this request."""
+    tpf: float
+    """Generated tokens a forward pass."""
+    finish_reason: FinishReason
+    """"stop": it wrote end-of-text; "length": it filled what it was given."""
+    request_id: str
+    sample: int = 0
+    holes: list[str] | None = None
+    """For infilling: the filled pieces in order."""
+    steps: list[int] = field(default_factory=list)
+    """The step, from 0, at which each token was committed (the last time, if it was masked again)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished canvas, before its tokens are made text."""
+
+    ids: Sequence[int]
+    when: Sequence[int]
+    nfe: int

@@ -1,0 +1,16 @@
+"""The network: one Transformer, the families of checkpoints it can read, and how to load and save them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "attention": ["AttentionSpec"],
+        "config": ["ModelConfig", "MoEConfig"],
+        "export": ["save"],
+        "families": ["FAMILIES", "Family"],
+        "lm": ["LM"],
+        "loading": ["load"],
+        "transformer": ["Transformer"],
+    },
+)

@@ -1,0 +1,106 @@
+"""Who sees whom, as a value, and dense attention under it. Knows nothing of pages: the engine brings its own `Attend`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from dlm.models.config import AttentionKind, ModelConfig
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q (b, h, l, e), k (b, g, l, e), v (b, g, l, e)) -> (b, h, l, e); q and k come rotated."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """An attention pattern: the same weights serve as bidirectional student, causal teacher or block-causal decoder."""
+
+    kind: AttentionKind = "bidirectional"
+    block_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == "block_causal" and (self.block_length or 0) < 1:
+            raise ValueError(f"block_causal attention needs block_length >= 1, not {self.block_length}")
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "AttentionSpec":
+        """The pattern a checkpoint was trained with."""
+        return cls(config.attention, config.block_length)
+
+    def allowed(self, queries: Int[Tensor, "*b q"], keys: Int[Tensor, "*b k"]) -> Bool[Tensor, "*b q k"] | None:
+        """Which key positions each query position may see; None when all of them."""
+        if self.kind == "bidirectional":
+            return None
+        if self.kind == "block_causal":
+            assert self.block_length is not None
+            queries, keys = queries // self.block_length, keys // self.block_length
+        return keys.unsqueeze(-2) <= queries.unsqueeze(-1)
+
+
+def dense_attend(
+    spec: AttentionSpec, positions: Int[Tensor, "b l"], valid: Bool[Tensor, "b l"] | None = None
+) -> Attend:
+    """Attention over the whole sequence with SDPA; `valid` is False on padding, which nobody sees."""
+    allowed = None if spec.kind == "causal" and valid is None else spec.allowed(positions, positions)
+    causal = spec.kind == "causal" and valid is None
+    if valid is not None:
+        allowed = valid[:, None, :] if allowed is None else allowed & valid[:, None, :]
+    mask = None if allowed is None else allowed[:, None]  # (b, 1, l or 1, l)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        grouped = q.shape[1] != k.shape[1]
+        here = None if mask is None else mask.to(q.device)  # layers may lie on several devices
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=here, is_causal=causal, enable_gqa=grouped)
+
+    return attend
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, computed in fp32 and scaled in the input's dtype (as LLaMA, LLaDA and Qwen do)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+def rotate(x: Float[Tensor, "b h l e"], cos: Float[Tensor, "b 1 l r"], sin: Float[Tensor, "b 1 l r"]) -> Tensor:
+    """Rotary embedding (half-split layout) of the first r channels of each head; r = e unless rotary_dim is set."""
+    r = cos.shape[-1]
+    turned, rest = x[..., :r], x[..., r:]
+    half = torch.cat((-turned[..., r // 2 :], turned[..., : r // 2]), dim=-1)
+    turned = (turned * cos + half * sin).to(x.dtype)
+    return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with optional biases and per-head norms; how keys are found is the `Attend`'s business."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim = layer, config.head_dim
+        query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, query, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(query, config.hidden_size, bias=config.o_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, x: Float[Tensor, "b l d"], rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+        b, l, _ = x.shape
+        q, k, v = (p(x).view(b, l, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if rope is not None:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+        out = attend(self.layer, q, k, v)
+        return self.o_proj(out.transpose(1, 2).reshape(b, l, -1))

@@ -1,0 +1,147 @@
+"""The network: one plain pre-norm Transformer for every family. Knows nothing of sampling, requests or files."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dlm.models.attention import Attend, Attention, AttentionSpec, RMSNorm, dense_attend
+from dlm.models.config import ModelConfig
+from dlm.models.moe import MoE
+from dlm.models.rope import rope_frequencies, rope_table
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(d, f, bias=bias)
+        self.up_proj = nn.Linear(d, f, bias=bias)
+        self.down_proj = nn.Linear(f, d, bias=bias)
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        sparse = config.moe is not None and layer >= config.moe.first_k_dense
+        self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attn = Attention(config, layer)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MoE(config) if sparse else MLP(config)
+
+    def forward(self, x: Float[Tensor, "b l d"], rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), rope, attend)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """Token ids to logits.
+
+    `forward` gives what the checkpoint's own code would give; `predict` gives, for each position, the
+    logits of the token *at* that position (shifted families handled here and nowhere else) with the mask
+    token suppressed where the family was trained without it.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attention = AttentionSpec.of(config)
+        self.gradient_checkpointing = False
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        learned = config.position_embedding == "learned"
+        self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # Recomputed rather than stored: never in a checkpoint, and always fp32 and right after a meta-device load.
+        self.rope = None if learned else rope_frequencies(config)
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        """Normal weights; projections back into the residual stream are scaled by 1/sqrt(2 layers) (GPT-2)."""
+        std, scaled = self.config.initializer_range, self.config.initializer_range / (2 * len(self.layers)) ** 0.5
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                torch.nn.init.zeros_(parameter) if name.endswith("bias") else torch.nn.init.ones_(parameter)
+            else:
+                back = name.endswith(("o_proj.weight", "down_proj.weight", "experts.down"))
+                torch.nn.init.normal_(parameter, std=scaled if back else std, generator=generator)
+
+    def hidden(
+        self,
+        input_ids: Int[Tensor, "b l"],
+        positions: Int[Tensor, "b l"] | None = None,
+        valid: Bool[Tensor, "b l"] | None = None,
+        attention: AttentionSpec | None = None,
+        attend: Attend | None = None,
+    ) -> Float[Tensor, "b l d"]:
+        """Final hidden states, after the last norm. `valid` is False on padding; `attend` replaces dense attention."""
+        if positions is None:
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        x = self.embed(input_ids)
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        rope = None
+        if self.rope is not None:
+            frequencies, gain = self.rope
+            rope = rope_table(frequencies.to(x.device), gain, positions, x.dtype)
+        attend = attend or dense_attend(attention or self.attention, positions, valid)
+        for layer in self.layers:
+            if self.gradient_checkpointing and self.training:
+                x = checkpoint(layer, x, rope, attend, use_reentrant=False)
+            else:
+                x = layer(x, rope, attend)
+        return self.norm(x)
+
+    def head(self, hidden: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
+        """Logits of hidden states."""
+        return F.linear(hidden, self.embed.weight) if self.lm_head is None else self.lm_head(hidden)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "b l"],
+        positions: Int[Tensor, "b l"] | None = None,
+        valid: Bool[Tensor, "b l"] | None = None,
+        attention: AttentionSpec | None = None,
+    ) -> Float[Tensor, "b l v"]:
+        """Raw logits, as the family's own code gives them."""
+        return self.head(self.hidden(input_ids, positions, valid, attention))
+
+    def predict(
+        self,
+        input_ids: Int[Tensor, "b l"],
+        rows: Bool[Tensor, "b l"],
+        positions: Int[Tensor, "b l"] | None = None,
+        valid: Bool[Tensor, "b l"] | None = None,
+        attention: AttentionSpec | None = None,
+    ) -> Float[Tensor, "n v"]:
+        """Logits of the token at each position where `rows` is True, in row-major order; n = rows.sum().
+
+        The vocabulary projection runs on those rows only.
+        """
+        hidden = self.hidden(input_ids, positions, valid, attention)
+        if self.config.shifted_logits:
+            hidden = torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)
+        return self.suppress(self.head(hidden[rows]))
+
+    def suppress(self, logits: Float[Tensor, "n v"], always: bool = False) -> Float[Tensor, "n v"]:
+        """The mask token's logit set to minus infinity; unless `always`, not where the family's own code leaves it in."""
+        mask = self.config.mask_token_id
+        if mask is None or (self.config.mask_in_softmax and not always):
+            return logits
+        return logits.index_fill(-1, torch.tensor([mask], device=logits.device), float("-inf"))
+
+    def matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Hidden weight matrices (neither embeddings nor head nor vectors): what Muon is for."""
+        for name, parameter in self.layers.named_parameters():
+            if parameter.ndim >= 2 and "router" not in name:
+                yield f"layers.{name}", parameter

@@ -1,0 +1,108 @@
+"""Optimiser groups, Muon and the learning-rate schedule. Knows nothing of losses or data."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from dlm.models.transformer import Transformer
+from dlm.training.config import GroupConfig, OptimConfig, TrainSection
+
+
+class Muon(torch.optim.Muon):
+    """torch's Muon with its Newton-Schulz iterations batched over matrices of one shape, in a dtype the device is fast in.
+
+    torch iterates matrix by matrix and always in bfloat16, which on a CPU without bfloat16 units takes several times as
+    long as fp32. State and hyper-parameters are torch's own.
+    """
+
+    @torch.no_grad()
+    def step(self, closure=None):  # noqa: ANN001, ANN201 - torch's signature
+        assert closure is None
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+                update = parameter.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+                alike[parameter.shape].append((parameter, update))
+            for (rows, columns), members in alike.items():
+                updates = orthogonalise(torch.stack([u for _, u in members]), group["ns_coefficients"], group["ns_steps"])
+                lr = group["lr"] * 0.2 * math.sqrt(max(rows, columns))  # an AdamW step's typical size: one lr fits both
+                for (parameter, _), update in zip(members, updates, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-lr)
+
+
+def orthogonalise(updates: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
+    """Newton-Schulz: each matrix of (n, r, c) moved towards the nearest (semi-)orthogonal one (Jordan et al., Muon)."""
+    a, b, c = coefficients
+    x = updates.to(torch.bfloat16 if updates.is_cuda else torch.float32)
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(updates.dtype)
+
+
+def parameter_groups(network: Transformer) -> dict[str, list[nn.Parameter]]:
+    """Every parameter once, under `hidden`, `embed`, `head` or `scalar`."""
+    hidden = {id(p) for _, p in network.matrices() if p.ndim == 2}
+    embed = {id(m.weight) for m in (network.embed, network.positions) if m is not None}
+    head = {id(network.lm_head.weight)} if network.lm_head is not None else set()
+    groups: dict[str, list[nn.Parameter]] = {name: [] for name in ("hidden", "embed", "head", "scalar")}
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            key = id(parameter)
+            name = "hidden" if key in hidden else "embed" if key in embed else "head" if key in head else "scalar"
+            groups[name].append(parameter)
+    return groups
+
+
+def build_optimizers(network: Transformer, config: OptimConfig, lr: float) -> list[torch.optim.Optimizer]:
+    """AdamW for its groups and Muon for its own, one optimiser an algorithm; frozen and empty groups left out."""
+    by_algorithm: dict[str, list[dict]] = {"adamw": [], "muon": []}
+    for name, parameters in parameter_groups(network).items():
+        group: GroupConfig = getattr(config, name)
+        if group.lr_scale == 0:
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+        elif parameters:
+            entry = {"params": parameters, "lr": lr * group.lr_scale, "weight_decay": group.weight_decay}
+            by_algorithm[group.algorithm].append(entry)
+    optimizers: list[torch.optim.Optimizer] = []
+    if by_algorithm["adamw"]:
+        optimizers.append(
+            torch.optim.AdamW(by_algorithm["adamw"], betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+        )
+    if by_algorithm["muon"]:
+        optimizers.append(Muon(by_algorithm["muon"], momentum=config.momentum, ns_steps=config.ns_steps))
+    return optimizers
+
+
+def lr_factor(step: int, config: TrainSection) -> float:
+    """Learning rate of optimiser step `step` (from 0) over the peak."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "wsd":
+        left = min(1.0, (config.steps - step) / config.decay_steps)
+        return config.min_lr_ratio + (1 - config.min_lr_ratio) * left
+    done = min(1.0, (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps))
+    shape = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * shape
+
+
+def build_schedules(optimizers: Iterable[torch.optim.Optimizer], config: TrainSection) -> list[LambdaLR]:
+    """Warm-up, then cosine, linear, constant or warm-up-stable-decay, for each optimiser."""
+    return [LambdaLR(optimizer, lambda step: lr_factor(step, config)) for optimizer in optimizers]

@@ -1,0 +1,48 @@
+"""What a run starts from: new weights or a checkpoint, and the tokenizer that goes with the data. Knows no optimiser."""
+
+import torch
+
+from dlm.data.tokenizer import Tokenizer, load_tokenizer
+from dlm.errors import UserError
+from dlm.models.lm import LM
+from dlm.models.loading import load
+from dlm.models.transformer import Transformer
+from dlm.training.config import TrainConfig
+
+
+def starting_point(config: TrainConfig) -> LM:
+    """An fp32 model on the CPU, with the tokenizer whose special tokens the network is told of."""
+    t = config.train
+    if t.init_from is not None:
+        lm = load(t.init_from, dtype="float32", device="cpu")
+        if t.tokenizer is not None:
+            lm.tokenizer = load_tokenizer(t.tokenizer)
+        if t.length > lm.config.max_position_embeddings:
+            raise UserError(
+                f"train.length = {t.length} exceeds the {lm.config.max_position_embeddings} positions of train.init_from = {t.init_from!r}"
+            )
+        return lm
+    tokenizer = _tokenizer(config)
+    shape = config.model
+    size = tokenizer.vocab_size
+    if "vocab_size" in shape.model_fields_set and shape.vocab_size < size:
+        raise UserError(f"model.vocab_size = {shape.vocab_size} is smaller than the tokenizer's {size} tokens")
+    ids = {"mask_token_id": tokenizer.mask_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    given = {k: v for k in ids if (v := getattr(shape, k)) is not None}
+    if "vocab_size" not in shape.model_fields_set:
+        given["vocab_size"] = size
+    network = Transformer(shape.model_validate({**shape.model_dump(), **ids, **given}))
+    network.initialise(torch.Generator().manual_seed(t.seed))
+    if network.config.mask_token_id is None:
+        raise UserError(f"tokenizer {t.tokenizer!r} has no mask token: add one (dlm-tokenizer does), or set model.mask_token_id")
+    return LM(network, tokenizer, "new")
+
+
+def _tokenizer(config: TrainConfig) -> Tokenizer:
+    if config.train.tokenizer is not None:
+        return load_tokenizer(config.train.tokenizer)
+    if config.data.source == "sudoku":
+        from dlm.data.sudoku import sudoku_tokenizer
+
+        return Tokenizer(sudoku_tokenizer(), {"mask_token": "[MASK]", "eos_token": "[EOS]", "pad_token": "[EOS]"})
+    raise UserError("train.tokenizer is not set: name a tokenizer folder (dlm-tokenizer makes one), or set train.init_from")

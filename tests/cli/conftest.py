@@ -1,0 +1,29 @@
+"""`dlm` with a fake model behind it, and a way to run a command in this process."""
+
+import io
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import dlm
+from dlm.cli import infer, show
+from tests.cli import fake
+
+
+@pytest.fixture
+def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """Run `dlm-infer` on the fake model: (exit status, standard output, standard error)."""
+    for name in ("load", "generate", "infill"):
+        monkeypatch.setitem(vars(dlm), name, getattr(fake, name))  # not setattr: it would fetch the real one first
+    show.lm_of.cache_clear()
+
+    def run(*argv: str, stdin: str | None = None) -> tuple[int, str, str]:
+        stream = io.StringIO(stdin or "")
+        stream.isatty = lambda: stdin is None  # type: ignore[method-assign]
+        monkeypatch.setattr(sys, "stdin", stream)
+        status = infer.main(list(argv))
+        return status, *capsys.readouterr()
+
+    yield run
+    show.lm_of.cache_clear()

@@ -1,0 +1,91 @@
+"""`dlm-infer` around a fake model: where prompts come from, and what is printed where."""
+
+import json
+
+import pytest
+
+from tests.cli.fake import ANSWER, PUZZLE
+
+
+def lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_prompt_is_answered_with_a_summary(command):
+    status, out, err = command("--prompt", "hello")
+    assert (status, err) == (0, "")
+    assert out.startswith("answer\n6 generated tokens · 3 NFE · 2.00 TPF · ")
+    assert out.rstrip().endswith("tokens/s")
+
+
+def test_quiet_prints_the_text_alone(command):
+    assert command("--prompt", "a", "--prompt", "b", "--quiet") == (0, "answer\nanswer\n", "")
+
+
+def test_holes_are_filled(command):
+    assert command("--prompt", "f([MASK:2], [MASK:1])", "--quiet")[1] == "f(xx, x)\n"
+
+
+def test_standard_input_is_the_prompt(command, tmp_path):
+    assert command("--quiet", stdin="a [MASK:3]\n")[1] == "a xxx\n"
+    (tmp_path / "p.txt").write_text("b [MASK:3]\n")
+    assert command("--quiet", "--prompt-file", str(tmp_path / "p.txt"), stdin="")[1] == "b xxx\n"
+    assert command("--quiet", "--prompt-file", "-", stdin="c [MASK:1]")[1] == "c x\n"
+
+
+def test_json_lines_in_and_out(command, tmp_path):
+    rows = ['"one"', '{"prompt": "two [MASK:2]", "request_id": 7}', "", '{"prompt": "three", "sampler": {"seed": 5}}']
+    (tmp_path / "in.jsonl").write_text("\n".join(rows))
+    status, out, _ = command("--input", str(tmp_path / "in.jsonl"), "--json")
+    assert status == 0
+    first, second, third = lines(out)
+    assert set(first) == {"text", "tokens", "nfe", "tpf", "finish_reason", "request_id"}
+    assert (first["request_id"], second["request_id"], third["request_id"]) == ("0", "7", "2")
+    assert (second["text"], second["holes"]) == ("two xx", ["xx"])
+    status, out, err = command("--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl"))
+    assert (status, out) == (0, "")
+    assert err.endswith("out.jsonl: 3 results\n")
+    assert lines((tmp_path / "out.jsonl").read_text()) == [first, second, third]
+
+
+def test_a_sudoku_is_shown_as_a_grid(command, tmp_path):
+    (tmp_path / "s.toml").write_text(f'[output]\nsnapshots = 2\n[[job]]\ntitle = "T"\nsudoku = "{PUZZLE}"\n')
+    status, out, _ = command("--config", str(tmp_path / "s.toml"))
+    assert status == 0
+    assert out.count("┌───────┬───────┬───────┐") == 3  # two snapshots and the answer
+    assert "│ · 9 8 │" in out
+    assert "│ 1 9 8 │ 3 4 2 │ 5 6 7 │" in out
+    assert "solved: " in out
+    assert command("--config", str(tmp_path / "s.toml"), "--quiet")[1] == ANSWER + "\n"
+
+
+def test_chat_remembers(command):
+    status, out, _ = command("--chat", "--json", stdin="hi\n\nho\n")
+    assert status == 0
+    assert [line["request_id"] for line in lines(out)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "stdin", "message"),
+    [
+        ([], None, "nothing to do: give --prompt TEXT"),
+        ([], "", "standard input is empty"),
+        (["--prompt", "a", "--input", "b"], None, "--prompt and --input are alternatives"),
+        (["--prompt-file", "no/file"], None, "no/file: cannot be read: No such file or directory"),
+        (["--prompt", "a", "--output", "no/dir/x"], None, "no/dir/x: cannot be written: No such file or directory"),
+        (["--input", "-"], '{"prompt"', "- line 1: not valid JSON: "),
+        (["--input", "-"], '"a"\n3', "- line 2: expected a string or an object"),
+        (["--input", "-"], '{"promt": "a"}', '- line 1: unknown key "promt"; did you mean "prompt"?'),
+        (
+            ["--input", "-"],
+            '{"prompt": "a", "sampler": {"steps": "x"}}',
+            '- line 1: sampler.steps = "x": expected an integer',
+        ),
+        (["--prompt", "a", "--model.name", "missing"], None, "no model called missing"),
+    ],
+)
+def test_mistakes(command, argv, stdin, message):
+    status, out, err = command(*argv, stdin=stdin)
+    assert (status, out) == (2, "")
+    assert err.startswith("dlm-infer: ")
+    assert message in err

@@ -1,0 +1,118 @@
+"""Command lines: what they mean, and what is said of those that mean nothing."""
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from dlm.cli.help import page
+from dlm.cli.options import Command, Flag
+from dlm.errors import UserError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    rate: float = 1.0
+    fast: bool = False
+    extra: dict[str, int] = {}
+
+
+class Whole(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str = "x"
+    fast: bool = True
+    part: Section = Section()
+
+
+COMMAND = Command(
+    name="dlm-test",
+    summary="Tests [markup].",
+    config=Whole,
+    flags=(
+        Flag(name="--prompt", metavar="TEXT", repeatable=True, help="Words."),
+        Flag(name="--input", metavar="FILE", help="A file."),
+        Flag(name="--quick", sets="part.fast", help="Short."),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("argv", "overrides"),
+    [
+        (["--part.rate", "3e-4"], {"part.rate": "3e-4"}),
+        (["--part.rate=-1"], {"part.rate": "-1"}),
+        (["--part.rate", "-1"], {"part.rate": "-1"}),
+        (["--name=--odd=x"], {"name": "--odd=x"}),
+        (["--part.fast"], {"part.fast": "true"}),
+        (["--part.no-fast"], {"part.fast": "false"}),
+        (["--no-fast"], {"fast": "false"}),
+        (["--part.fast", "false", "--name", "y"], {"part.fast": "false", "name": "y"}),
+        (["--part.fast=true"], {"part.fast": "true"}),
+        (["--quick"], {"part.fast": "true"}),
+        (["--part.extra.key", "3"], {"part.extra.key": "3"}),
+        (["--name", "a", "--name", "b"], {"name": "b"}),
+    ],
+)
+def test_overrides(argv, overrides):
+    assert COMMAND.parse(argv).overrides == overrides
+
+
+def test_flags_and_files():
+    options = COMMAND.parse(["--config", "a", "--prompt", "x y", "--config=b.toml", "--prompt=z"])
+    assert options.files == ["a", "b.toml"]
+    assert options.given["--prompt"] == ["x y", "z"]
+    assert options.value("--prompt") == "z"
+    assert options.value("--input") is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--promt", "x"], 'unknown option --promt; did you mean "--prompt"?'),
+        (["--part.rat", "1"], 'unknown option --part.rat; did you mean "--part.rate"?'),
+        (["--rate", "1"], 'unknown option --rate; did you mean "--part.rate"?'),
+        (["--part.no-rate"], "unknown option --part.no-rate"),
+        (["hello"], 'unexpected word "hello": every option starts with --'),
+        (["--part.rate"], "--part.rate needs a value"),
+        (["--prompt", "--input", "x"], "--prompt needs a value (one that starts with -- is written --prompt=…)"),
+        (["--input", "x", "--input", "y"], "--input is given twice"),
+        (["--quick=yes"], "--quick takes no value"),
+    ],
+)
+def test_mistakes(argv, message):
+    with pytest.raises(UserError) as error:
+        COMMAND.parse(argv)
+    assert message in str(error.value)
+
+
+def test_status_and_streams(capsys):
+    assert COMMAND.run(lambda config, options: None, ["--part.rate", "x"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == 'dlm-test: command line: part.rate = "x": expected a number\n'
+
+    def interrupted(config, options):
+        raise KeyboardInterrupt
+
+    assert COMMAND.run(interrupted, []) == 130
+
+
+def test_print_config_is_the_config(capsys, tmp_path):
+    assert COMMAND.run(lambda config, options: None, ["--part.rate", "2", "--print-config"]) == 0
+    (tmp_path / "printed.toml").write_text(capsys.readouterr().out)
+    seen = []
+    COMMAND.run(lambda config, options: seen.append(config), ["--config", str(tmp_path / "printed.toml")])
+    assert seen == [Whole(part=Section(rate=2.0))]
+
+
+def test_help_lists_every_flag_and_field():
+    text = "\n".join(page(COMMAND, width=80, color=False))
+    for needed in (
+        "Tests [markup].",
+        "--prompt TEXT",
+        "Repeatable.",
+        "--print-config",
+        "[part]",
+        "--part.rate  a number = 1.0",
+    ):
+        assert needed in text
+    assert "--part.fast / --part.no-fast  true or false = false" in text
+    assert max(map(len, text.split("\n"))) <= 80

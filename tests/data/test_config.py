@@ -1,0 +1,81 @@
+"""Data and tokenizer sections: what fits together, and what the message says when it does not."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from dlm.data.config import READ_BY, DataConfig, TokenizerConfig, special_names
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"source": "text"}, ["paths"]),
+        ({"source": "jsonl"}, ["paths"]),
+        ({"source": "tokens"}, ["paths"]),
+        ({"source": "datasets"}, ["dataset"]),
+        ({"source": "chat", "pack": "row"}, ["paths", "dataset"]),
+        ({"source": "stdlib", "paths": ("a",)}, ["paths", "stdlib"]),
+        ({"source": "text", "paths": ("a",), "streaming": True}, ["streaming", "datasets"]),
+        ({"source": "chat", "paths": ("a",), "prompt_field": "p", "pack": "row"}, ["prompt_field", "response_field"]),
+        ({"source": "chat", "paths": ("a",)}, ["pack", "row"]),
+        (
+            {
+                "source": "chat",
+                "paths": ("a",),
+                "pack": "row",
+                "prompt_field": "p",
+                "response_field": "r",
+                "messages_field": "m",
+            },
+            ["messages_field", "prompt_field"],
+        ),
+        ({"source": "chat", "paths": ("a",), "pack": "row", "dataset": "x/y"}, ["dataset", "paths"]),
+        ({"source": "jsonl", "paths": ("a",), "text_fields": ()}, ["text_fields"]),
+        ({"source": "sudoku", "sudoku_empty": (50, 30)}, ["sudoku_empty"]),
+        ({"source": "chat", "paths": ("a",), "pack": "row", "heldout_split": "test"}, ["heldout_split", "dataset"]),
+        ({"source": "nonsense"}, ["source"]),
+        ({"heldout": 0.1}, ["heldout"]),
+        ({"heldout_fraction": 1.0}, ["heldout_fraction"]),
+    ],
+)
+def test_what_does_not_fit_is_named(fields: dict, named: list[str]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        DataConfig(**fields)
+    for name in named:
+        assert name in str(caught.value)
+
+
+def test_every_field_that_depends_on_the_source_exists() -> None:
+    assert set(READ_BY) <= set(DataConfig.model_fields)
+
+
+def test_every_field_has_a_description() -> None:
+    for cls in (DataConfig, TokenizerConfig):
+        assert [name for name, field in cls.model_fields.items() if not field.description] == []
+
+
+def test_tokenizer_config() -> None:
+    assert special_names(TokenizerConfig()) == ("<|endoftext|>", "[MASK]", "<|im_start|>", "<|im_end|>")
+    with pytest.raises(ValidationError, match="twice"):
+        TokenizerConfig(special_tokens=("[MASK]",))
+    with pytest.raises(ValidationError, match="261"):
+        TokenizerConfig(vocab_size=260, special_tokens=("<a>",))
+    with pytest.raises(ValidationError, match="no text"):
+        TokenizerConfig(data=DataConfig(source="sudoku"))
+
+
+def test_importing_the_config_is_light() -> None:
+    code = "import sys, dlm.data, dlm.data.config; print([m for m in ('torch', 'numpy', 'tokenizers', 'datasets') if m in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
+
+
+def test_reading_a_corpus_needs_no_torch() -> None:
+    code = "import sys, dlm.data.source, dlm.data.tokenizer_training; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

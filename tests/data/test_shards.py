@@ -1,0 +1,105 @@
+"""Prepared token shards: the same samples as the source, written once, gone on with after a crash."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from dlm.data import shards
+from dlm.data.config import DataConfig
+from dlm.data.shards import prepare
+from dlm.data.source import build_stream
+from dlm.data.tokenizer import Tokenizer
+from dlm.errors import UserError
+
+
+@pytest.fixture
+def data(texts: Path) -> DataConfig:
+    return DataConfig(source="text", paths=(str(texts),), document="line", heldout_fraction=0.2)
+
+
+def ids_of(stream: object) -> list[list[int]]:
+    return [s["input_ids"].tolist() for s in stream]
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_shards_hold_one_pass_of_the_source(data: DataConfig, tokenizer: Tokenizer, tmp_path: Path, split: str) -> None:
+    manifest = prepare(data, tokenizer, tmp_path / "out", 16, seed=5, shard_samples=10)
+    expected = ids_of(build_stream(data, tokenizer, 16, split, seed=5, epochs=1))
+    files = [tmp_path / "out" / s["file"] for s in manifest["splits"][split]]
+    assert [row for f in files for row in pq.read_table(f)["input_ids"].to_pylist()] == expected
+    tokens = DataConfig(source="tokens", paths=(str(tmp_path / "out"),))
+    read = ids_of(build_stream(tokens, tokenizer, 16, split, epochs=1))
+    assert sorted(read) == sorted(expected)
+    assert (manifest["tokenizer"], manifest["length"]) == (tokenizer.fingerprint, 16)
+
+
+def test_conversations_keep_their_masks(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"p": f"q{i}", "r": f"a{i}"}) + "\n" for i in range(9)))
+    config = DataConfig(
+        source="chat",
+        paths=(str(tmp_path / "a.jsonl"),),
+        prompt_field="p",
+        response_field="r",
+        pack="row",
+        heldout_fraction=0,
+    )
+    prepare(config, tokenizer, tmp_path / "out", 32, shard_samples=4)
+    read = build_stream(DataConfig(source="tokens", paths=(str(tmp_path / "out"),)), tokenizer, 32, epochs=1)
+    pairs = {tuple(s["input_ids"].tolist()): s["prompt_mask"].tolist() for s in read}
+    assert pairs == {
+        tuple(s["input_ids"].tolist()): s["prompt_mask"].tolist() for s in build_stream(config, tokenizer, 32, epochs=1)
+    }
+
+
+def test_a_crash_costs_one_shard(
+    data: DataConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = prepare(data, tokenizer, tmp_path / "whole", 16, shard_samples=6)
+    write, written = shards._write_shard, []
+
+    def crash_at_third(path: Path, *rest: object) -> None:
+        written.append(path.name)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        write(path, *rest)
+
+    monkeypatch.setattr(shards, "_write_shard", crash_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(data, tokenizer, tmp_path / "out", 16, shard_samples=6)
+    half = DataConfig(source="tokens", paths=(str(tmp_path / "out"),))
+    with pytest.raises(UserError, match="not finished; run it again"):
+        build_stream(half, tokenizer, 16)
+    with pytest.raises(UserError, match="half-written"):
+        prepare(data, tokenizer, tmp_path / "out", 8, shard_samples=6)
+    assert prepare(data, tokenizer, tmp_path / "out", 16, shard_samples=6) == whole
+    assert written[2:] == ["00002.parquet", *written[3:]]
+    for entry in whole["splits"]["train"]:
+        assert pq.read_table(tmp_path / "out" / entry["file"]).equals(pq.read_table(tmp_path / "whole" / entry["file"]))
+    count = len(written)
+    assert prepare(data, tokenizer, tmp_path / "out", 16, shard_samples=6) == whole
+    assert len(written) == count
+    assert not list((tmp_path / "out").rglob("progress.json"))
+
+
+def test_what_does_not_match_is_said(data: DataConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(data, tokenizer, out, 16, max_samples=3)
+    tokens = DataConfig(source="tokens", paths=(str(out),))
+    assert len(ids_of(build_stream(tokens, tokenizer, 16, epochs=1))) == 3
+    with pytest.raises(UserError, match="length 16, but this run has 8"):
+        build_stream(tokens, tokenizer, 8)
+    with pytest.raises(UserError, match="another tokenizer, length"):
+        prepare(data, tokenizer, out, 8)
+    with pytest.raises(UserError, match="no text to tokenise"):
+        prepare(tokens, tokenizer, tmp_path / "again", 16)
+    with pytest.raises(UserError, match=r"no manifest\.json: write it with"):
+        build_stream(DataConfig(source="tokens", paths=(str(tmp_path),)), tokenizer, 16)
+    uncached = tokens.model_copy(update={"cache": False})
+    (out / "train" / "00000.parquet").write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"00000\.parquet cannot be read"):
+        build_stream(uncached, tokenizer, 16)
+    (out / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match=r"manifest\.json is not valid JSON"):
+        build_stream(tokens, tokenizer, 16)

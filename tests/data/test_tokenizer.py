@@ -1,0 +1,148 @@
+"""Training, writing and reading a byte-level BPE; exact round trips; the ids of mask and end."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlm.data.config import DataConfig, TokenizerConfig
+from dlm.data.tokenizer import Tokenizer, load_tokenizer
+from dlm.data.tokenizer_training import train_tokenizer
+from dlm.errors import UserError
+
+from .conftest import TEXTS
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(max_size=60))
+def test_any_text_survives_the_round_trip(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, special=False)
+    assert tokenizer.decode(ids, skip_special=False) == text
+    assert tokenizer.token_bytes[ids].sum() == len(text.encode())
+
+
+def test_ids_and_names(tokenizer: Tokenizer) -> None:
+    assert (tokenizer.eos_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id) == (0, 1, 0)
+    assert tokenizer.vocab_size <= 320
+    assert tokenizer.encode("a[MASK]b")[1] == 1
+    assert 1 not in tokenizer.encode("a[MASK]b", special=False)
+    assert tokenizer.decode([1, 0, 1]) == ""
+    assert tokenizer.decode([1, 0], skip_special=False) == "[MASK]<|endoftext|>"
+
+
+def test_pieces_keep_digits_apart_and_indentation_together(tmp_path: Path) -> None:
+    text = "def f():\n        return 1234 + a.bcd\n"
+    trained = train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=400), [text] * 50)
+    pieces = [trained.decode([i]) for i in trained.encode(text)]
+    assert "".join(pieces) == text
+    assert "\n        " in pieces
+    assert [p for p in pieces if p.strip().isdigit()] == ["1", "2", "3", "4"]
+
+
+def test_the_folder_loads_here_and_in_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    config = TokenizerConfig(output=str(tmp_path), vocab_size=320)
+    trained = train_tokenizer(config, TEXTS)
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "tokenizer.json",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer_config.json",
+    }
+    loaded = load_tokenizer(tmp_path)
+    text = TEXTS[0] + "[MASK]<|im_end|>"
+    assert loaded.encode(text) == trained.encode(text) == tokenizer.encode(text)
+    assert loaded.fingerprint == trained.fingerprint
+    assert load_tokenizer(tmp_path / "tokenizer.json").mask_token_id == 1
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    assert len((tmp_path / "merges.txt").read_text().splitlines()) >= len(vocabulary) - 256 - 4
+
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs(text, add_special_tokens=False)["input_ids"] == loaded.encode(text)
+    assert (theirs.mask_token_id, theirs.eos_token_id, theirs.pad_token_id) == (1, 0, 0)
+    messages = [{"role": "user", "content": "hi"}]
+    ours = loaded.apply_chat_template(messages)
+    assert theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == ours
+    assert theirs.decode(loaded.encode(TEXTS[1])) == TEXTS[1]
+
+
+def test_saving_copies_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.encode("switches the backend to plain", special=False)
+    tokenizer.save(tmp_path / "copy")
+    again = load_tokenizer(tmp_path / "copy")
+    assert again.encode("x [MASK] y") == tokenizer.encode("x [MASK] y")
+    assert again.chat_template == tokenizer.chat_template
+    assert not [p for p in (tmp_path / "copy").iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer_config.json", {"mask_token": {"content": "<a>", "lstrip": False}, "eos_token": "<b>"}),
+        ("special_tokens_map.json", {"mask_token": {"content": "<a>"}, "eos_token": {"content": "<b>"}}),
+    ],
+)
+def test_special_tokens_come_from_whichever_file_names_them(tmp_path: Path, file: str, content: dict) -> None:
+    config = TokenizerConfig(output=str(tmp_path), vocab_size=300, special_tokens=("<a>", "<b>"))
+    train_tokenizer(config, TEXTS)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / file).write_text(json.dumps(content))
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.mask_token, loaded.eos_token) == ("<a>", "<b>")
+
+
+def test_without_configs_the_added_tokens_decide(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.mask_token_id, loaded.eos_token_id) == (1, 0)
+
+
+def test_transformers_is_asked_when_there_is_no_tokenizer_json(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=320), TEXTS)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer", "mask_token": "[MASK]"})
+    )
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.decode(loaded.encode("def area(r):")) == "def area(r):"
+    assert loaded.mask_token_id == 1
+
+
+def test_bad_folders_say_what_is_wrong(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no tokenizer at .*nowhere"):
+        load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    tokenizer.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json is not valid JSON"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"not a tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_training_from_a_source_reads_its_training_split(texts: Path, tmp_path: Path) -> None:
+    data = DataConfig(source="text", paths=(str(texts),))
+    trained = train_tokenizer(TokenizerConfig(output=str(tmp_path / "out"), vocab_size=300, data=data))
+    assert len(trained.encode("word word")) < 9
+    shutil.rmtree(texts)
+    with pytest.raises(UserError, match="no such file"):
+        train_tokenizer(TokenizerConfig(output=str(tmp_path / "out"), vocab_size=300, data=data))
+    with pytest.raises(UserError, match="no documents"):
+        train_tokenizer(TokenizerConfig(output=str(tmp_path / "none"), vocab_size=300), [])
+
+
+def test_stored_truncation_is_switched_off(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    stored = json.loads((tmp_path / "tokenizer.json").read_text())
+    stored["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    assert len(load_tokenizer(tmp_path).encode("a b c d e f")) > 2
+    assert np.all(tokenizer.token_bytes[:4] == 0)

@@ -1,0 +1,62 @@
+"""The likelihood bound against the enumeration of all masks."""
+
+import pytest
+import torch
+
+from dlm.diffusion.bound import estimate, likelihood_bound
+from tests.diffusion.enumeration import LENGTH, MASK, exact_bound, masked_nats, tiny_network
+
+IDS = [2, 0, 3, 1]
+
+
+@pytest.mark.parametrize("estimator", ["exact_count", "bernoulli"])
+def test_the_estimate_is_within_four_standard_errors_of_the_enumeration(estimator):
+    network = tiny_network()
+    exact = exact_bound(masked_nats(network, IDS), LENGTH)
+    ids = torch.tensor([IDS]).repeat(4000, 1)
+    draws = likelihood_bound(network.predict, ids, MASK, samples=1, estimator=estimator)
+    mean, error = draws.mean().item(), (draws.std() / len(draws) ** 0.5).item()
+    assert abs(mean - exact) < 4 * error
+    assert error / exact < (0.02 if estimator == "exact_count" else 0.05)  # 1/t has a heavy tail
+
+
+def test_exact_counts_vary_less_than_bernoulli_masks():
+    network, ids = tiny_network(), torch.tensor([IDS]).repeat(4000, 1)
+    spread = {e: likelihood_bound(network.predict, ids, MASK, estimator=e).var().item() for e in ("exact_count", "bernoulli")}
+    assert spread["exact_count"] < spread["bernoulli"]
+
+
+def test_several_draws_of_one_sequence_have_an_honest_standard_error():
+    network = tiny_network()
+    exact = exact_bound(masked_nats(network, IDS), LENGTH)
+    draws = likelihood_bound(network.predict, torch.tensor([IDS]), MASK, samples=800)
+    found = estimate(draws, tokens=LENGTH, bytes=8)
+    assert abs(found.nats - exact) < 4 * found.error
+    assert found.per_token[0] == pytest.approx(found.nats / 4)
+    assert found.bits_per_byte[0] == pytest.approx(found.nats / 8 / 0.6931471805599453)
+
+
+def test_a_conditional_bound_masks_the_answer_only():
+    network = tiny_network()
+    seen = []
+
+    def predict(ids, rows):
+        seen.append(ids)
+        return network.predict(ids, rows)
+
+    ids = torch.tensor([IDS]).repeat(3000, 1)
+    answer = torch.tensor([False, True, False, True]).repeat(3000, 1)
+    draws = likelihood_bound(predict, ids, MASK, answer=answer)
+    assert torch.equal(seen[0][:, [0, 2]], ids[:, [0, 2]])
+    table = masked_nats(network, IDS)
+    # two unknowns: one of them alone (each with probability 1/4, weight 2) or both (1/2, weight 1)
+    exact = 0.5 * table[False, True, False, False] + 0.5 * table[False, False, False, True] + 0.5 * table[False, True, False, True]
+    assert abs(draws.mean().item() - exact) < 4 * draws.std().item() / 3000**0.5
+
+
+def test_the_masks_do_not_depend_on_the_batch():
+    network = tiny_network()
+    ids = torch.randint(0, MASK, (6, LENGTH), generator=torch.Generator().manual_seed(1))
+    whole = likelihood_bound(network.predict, ids, MASK, samples=3)
+    parts = [likelihood_bound(network.predict, ids[i : i + 2], MASK, index=torch.arange(i, i + 2), samples=3) for i in (0, 2, 4)]
+    torch.testing.assert_close(torch.cat(parts), whole)
