@@ -1,32 +1,25 @@
 """The live view: a canvas on which masks become tokens, out of order. Knows neither models nor sampling."""
 
+from __future__ import annotations
+
 import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from dlm.inference.request import StepEvent
+
 MASK = "░"
 GIVEN = -1  # "committed at step -1": the user's own text
 # From just committed to settled: the eye follows the bright ones.
 HEAT = ("bold black on bright_yellow", "bold bright_yellow", "bright_green", "green", "cyan", "bright_blue")
-
-
-class Step(Protocol):
-    """What the sampler tells after each step: a row for each request that is still running, arrays (b, l)."""
-
-    step: int
-    nfe: int
-    request_ids: Sequence[str]
-    lengths: Sequence[int]
-    canvas: Any  # token ids
-    committed: Any  # True where a mask became a token
-    edited: Any  # True where a token became another
 
 
 class Canvas:
@@ -39,7 +32,7 @@ class Canvas:
         self.step, self.nfe = 0, 0
         self.request_id: str | None = None
 
-    def update(self, event: Step) -> None:
+    def update(self, event: StepEvent) -> None:
         self.request_id = event.request_ids[0] if self.request_id is None else self.request_id
         if self.request_id not in event.request_ids:
             return  # this one is done, others of its batch are not
@@ -93,7 +86,7 @@ class View:
         self.rested = 0.0  # seconds slept to be watchable: no part of the model's speed
         self.started = time.perf_counter()
 
-    def __enter__(self) -> "View":
+    def __enter__(self) -> View:
         if self.live:
             self.live.start()
         self.started = time.perf_counter()
@@ -109,7 +102,7 @@ class View:
     def seconds(self) -> float:
         return time.perf_counter() - self.started - self.rested
 
-    def on_step(self, event: Step) -> None:
+    def on_step(self, event: StepEvent) -> None:
         self.canvas.update(event)
         if self.live:
             began = time.perf_counter()

@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: TokenizerConfig, options: Options) -> None:
-    from dlm.data import train_tokenizer
+    from dlm.data.tokenizer_training import train_tokenizer
 
     tokenizer = train_tokenizer(config)
     print(

@@ -37,7 +37,8 @@ def _work(config: TrainConfig, options: Options) -> None:
 
 
 def _prepare(config: TrainConfig, folder: str) -> None:
-    from dlm.data import load_tokenizer, prepare
+    from dlm.data.shards import prepare
+    from dlm.data.tokenizer import load_tokenizer
 
     if config.train.tokenizer is None:
         raise UserError("--prepare needs train.tokenizer: the folder of the tokenizer (make one with dlm-tokenizer)")

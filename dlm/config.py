@@ -7,6 +7,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +16,12 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-import dlm.configs
 from dlm.errors import UserError
 from dlm.fields import NOTHING, Key, annotation_at, choices, fields, is_list, parse, prepare, sections, type_name
 
 Config = TypeVar("Config", bound=BaseModel)
 COMMAND_LINE = "command line"
-SHIPPED = Path(dlm.configs.__path__[0])
+SHIPPED = Path(import_module("dlm.configs").__path__[0])
 # Every other kind of complaint is about a value of the right type, and pydantic's own words for it are good.
 TYPE_COMPLAINTS = (
     "_type",
@@ -143,13 +143,14 @@ def _override(cls: type[BaseModel], into: dict[str, Any], dotted: str, text: str
     if isinstance(holder, list):
         _entry(holder, last, dotted)
     sources[*key, last] = COMMAND_LINE
-    holder[last] = parse(text, annotation_at(cls, (*key, last)))
+    value = parse(text, annotation_at(cls, (*key, last)))
+    holder[last] = value  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def _entry(holder: Any, part: str | int, dotted: str) -> Any:
     if isinstance(holder, list) and not (isinstance(part, int) and part < len(holder)):
         raise UserError(f"{COMMAND_LINE}: --{dotted}: there is no entry {part}: the list has {len(holder)}, from 0 on")
-    return holder[part]
+    return holder[part]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def _validate(cls: type[Config], merged: dict[str, Any], sources: dict[Key, str], origin: str) -> Config:

@@ -1,6 +1,7 @@
 """A tokenizer as the rest of the house sees it: text to ids and back, and the ids of mask and end. Trains nothing."""
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -69,11 +70,13 @@ class Tokenizer:
 
     @cached_property
     def token_bytes(self) -> NDArray[np.int32]:
-        """UTF-8 bytes each id stands for, (vocab_size,); special tokens are 0. Byte-level tokenizers only."""
+        """UTF-8 bytes each id stands for, (vocab_size,); special tokens are 0."""
+        byte_level = "ByteLevel" in json.dumps(json.loads(self.backend.to_str())["decoder"])
         sizes = np.zeros(self.vocab_size, np.int32)
         for token, index in self.backend.get_vocab(with_added_tokens=False).items():
-            sizes[index] = len(token)
-        sizes[list(self.backend.get_added_tokens_decoder())] = 0
+            sizes[index] = len(token) if byte_level else _piece_bytes(token)
+        for index, added in self.backend.get_added_tokens_decoder().items():
+            sizes[index] = 0 if added.special else len(added.content.encode())
         return sizes
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -140,6 +143,11 @@ class Tokenizer:
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
+
+
+def _piece_bytes(token: str) -> int:
+    """Bytes of a SentencePiece token, where a block stands for a space and <0x0A> for a byte."""
+    return 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", token) else len(token.replace("\u2581", " ").encode())
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

@@ -73,13 +73,17 @@ class InfillResult:
 
     def row(self) -> dict[str, Any]:
         """One line of a table."""
-        rates = {name: str(getattr(self, name)) for name in ("exact", "stripped", "parses", "blank_parses", "true_parses")}
+        rates = {
+            name: str(getattr(self, name)) for name in ("exact", "stripped", "parses", "blank_parses", "true_parses")
+        }
         numbers = {"tpf": round(self.tpf, 2), "hole_tokens": round(self.hole_tokens, 1), "lines": self.exact.total}
         return {"hole": self.hole, "decoding": self.decoding, **numbers, **rates}
 
     def to_dict(self, examples: int = 12) -> dict[str, Any]:
         """Plain values for JSON, with the first few answers."""
-        numbers = {name: getattr(self, name) for name in ("hole", "decoding", "length", "hole_tokens", "nfe", "tpf", "seconds")}
+        numbers = {
+            name: getattr(self, name) for name in ("hole", "decoding", "length", "hole_tokens", "nfe", "tpf", "seconds")
+        }
         rates = ("exact", "stripped", "parses", "true_parses", "blank_parses")
         shown = [vars(grade) for grade in self.grades[:examples]]
         return {**numbers, **{name: getattr(self, name).to_dict() for name in rates}, "examples": shown}

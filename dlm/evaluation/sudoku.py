@@ -129,7 +129,11 @@ def evaluate_sudoku(
     tick: Tick | None = None,
 ) -> SudokuResult:
     """Solve every puzzle with `dlm.infill` and check each answer against the rules and the givens."""
-    check_vocabulary(lm)
+    if not is_sudoku_model(lm):
+        raise UserError(
+            f"model {lm.name!r} is no Sudoku model: its tokens 1 to 9 must be the digits and {MASK_ID} the mask; "
+            "train one with `dlm-train --config sudoku`"
+        )
     started = time.perf_counter()
     canvases = np.where(puzzles.puzzles == 0, MASK_ID, puzzles.puzzles).astype(int).tolist()
     generations = decode(lm, canvases, decoding, batch_size=batch_size, seed=seed, tick=tick)
@@ -162,13 +166,9 @@ def grade(
     )
 
 
-def check_vocabulary(lm: "LM") -> None:
-    """A model of grids: one token a cell, as `dlm.data.sudoku.sudoku_tokenizer` has them."""
-    if lm.mask_id != MASK_ID or lm.tokenizer is None or lm.encode("123456789") != list(range(1, 10)):
-        raise UserError(
-            f"model {lm.name!r} is no Sudoku model: its tokens 1 to 9 must be the digits and {MASK_ID} the mask; "
-            "train one with `dlm-train --config sudoku`"
-        )
+def is_sudoku_model(lm: "LM") -> bool:
+    """Whether a model has a token a cell, as `dlm.data.sudoku.sudoku_tokenizer` has them."""
+    return lm.mask_id == MASK_ID and lm.tokenizer is not None and lm.encode("123456789") == list(range(1, 10))
 
 
 def _percent(rate: Rate | float) -> str:

@@ -22,11 +22,13 @@ class ModelSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field("pico", min_length=1, description="A bundled model (pico, sudoku), a folder, or a hub id.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Type of the weights; auto keeps the checkpoint's on a GPU and is float32 on a CPU."
+    name: str = Field(
+        default="pico", min_length=1, description="A bundled model (pico, sudoku), a folder, or a hub id."
     )
-    device: str = Field("auto", min_length=1, description="auto, cpu, cuda, cuda:N or mps.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Type of the weights; auto keeps the checkpoint's on a GPU and is float32 on a CPU."
+    )
+    device: str = Field(default="auto", min_length=1, description="auto, cpu, cuda, cuda:N or mps.")
 
 
 class SamplerConfig(BaseModel):
@@ -35,41 +37,47 @@ class SamplerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gen_length: int | Literal["auto"] = Field(
-        128, description='Tokens to generate; "auto" adds blocks until end-of-text or max_gen_length.'
+        default=128, description='Tokens to generate; "auto" adds blocks until end-of-text or max_gen_length.'
     )
-    max_gen_length: int = Field(1024, ge=1, description='Upper limit when gen_length = "auto".')
+    max_gen_length: int = Field(default=1024, ge=1, description='Upper limit when gen_length = "auto".')
     block_length: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Tokens denoised together, block after block; none: the family's own, or 32; all holes at once.",
     )
     steps: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Denoising steps in all; each block gets its equal share. none: 128, or a block's when open-ended.",
     )
-    temperature: float = Field(0.0, ge=0, description="0 takes the most probable token; higher is more random.")
-    top_k: int | None = Field(None, ge=1, description="Draw from the k most probable tokens only.")
+    temperature: float = Field(default=0.0, ge=0, description="0 takes the most probable token; higher is more random.")
+    top_k: int | None = Field(default=None, ge=1, description="Draw from the k most probable tokens only.")
     top_p: float | None = Field(
-        None, gt=0, le=1, description="Draw from the smallest set of tokens with this probability."
+        default=None, gt=0, le=1, description="Draw from the smallest set of tokens with this probability."
     )
-    cfg_scale: float = Field(0.0, ge=0, description="Classifier-free guidance; 0 is off, more costs a second forward.")
-    rule: Rule = Field("low_confidence", description="Which masked positions a step commits.")
+    cfg_scale: float = Field(
+        default=0.0, ge=0, description="Classifier-free guidance; 0 is off, more costs a second forward."
+    )
+    rule: Rule = Field(default="low_confidence", description="Which masked positions a step commits.")
     threshold: float = Field(
-        0.9, ge=0, le=1, description="Rules threshold, hierarchical, credit: commit at this confidence."
+        default=0.9, ge=0, le=1, description="Rules threshold, hierarchical, credit: commit at this confidence."
     )
-    factor: float = Field(1.0, gt=0, description="Rule factor: f; the n-th most confident needs 1 - f / (n + 1).")
-    tau_low: float = Field(0.5, ge=0, le=1, description="Rule hierarchical: confidence the best of each run needs.")
-    gamma: float = Field(0.1, ge=0, description="Rule entropy_bound: entropy (nats) a step may commit.")
+    factor: float = Field(
+        default=1.0, gt=0, description="Rule factor: f; the n-th most confident needs 1 - f / (n + 1)."
+    )
+    tau_low: float = Field(
+        default=0.5, ge=0, le=1, description="Rule hierarchical: confidence the best of each run needs."
+    )
+    gamma: float = Field(default=0.1, ge=0, description="Rule entropy_bound: entropy (nats) a step may commit.")
     remask_threshold: float | None = Field(
-        None, ge=0, le=1, description="Mask a committed token again when its confidence falls under this."
+        default=None, ge=0, le=1, description="Mask a committed token again when its confidence falls under this."
     )
     edit_threshold: float | None = Field(
-        None, ge=0, le=1, description="Replace a committed token when another's probability exceeds this."
+        default=None, ge=0, le=1, description="Replace a committed token when another's probability exceeds this."
     )
-    max_post_edit_steps: int = Field(16, ge=0, description="Extra passes a block may spend on editing.")
-    seed: int = Field(0, ge=0, description="Same seed, same text, whatever else is in the batch.")
-    num_samples: int = Field(1, ge=1, description="Samples for each prompt.")
+    max_post_edit_steps: int = Field(default=16, ge=0, description="Extra passes a block may spend on editing.")
+    seed: int = Field(default=0, ge=0, description="Same seed, same text, whatever else is in the batch.")
+    num_samples: int = Field(default=1, ge=1, description="Samples for each prompt.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "SamplerConfig":
@@ -90,14 +98,16 @@ class JobConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    title: str = Field("", description="Heading of what is shown.")
-    request_id: str = Field("", description="Returned with the result; the job's number from 0 when empty.")
+    title: str = Field(default="", description="Heading of what is shown.")
+    request_id: str = Field(default="", description="Returned with the result; the job's number from 0 when empty.")
     prompt: str | None = Field(
-        None, description="Text to continue, or to fill where it says [MASK:12] (twelve tokens)."
+        default=None, description="Text to continue, or to fill where it says [MASK:12] (twelve tokens)."
     )
-    sudoku: str | None = Field(None, description="81 cells row by row; 0 or . is empty; spaces and lines are ignored.")
-    model: ModelSection = Field(ModelSection(), description="This job's model; [model] when absent.")
-    sampler: SamplerConfig = Field(SamplerConfig(), description="This job's sampler; [sampler] when absent.")
+    sudoku: str | None = Field(
+        default=None, description="81 cells row by row; 0 or . is empty; spaces and lines are ignored."
+    )
+    model: ModelSection = Field(default=ModelSection(), description="This job's model; [model] when absent.")
+    sampler: SamplerConfig = Field(default=SamplerConfig(), description="This job's sampler; [sampler] when absent.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "JobConfig":
@@ -113,15 +123,17 @@ class OutputConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    live: bool = Field(True, description="On a terminal: show tokens as they are committed.")
+    live: bool = Field(default=True, description="On a terminal: show tokens as they are committed.")
     delay: float = Field(
-        0.05, ge=0, le=5, description="Seconds to rest after a step of the live view, to be watchable."
+        default=0.05, ge=0, le=5, description="Seconds to rest after a step of the live view, to be watchable."
     )
     snapshots: int = Field(
-        0, ge=0, description="Without a terminal: times the half-done canvas is printed as it fills."
+        default=0, ge=0, description="Without a terminal: times the half-done canvas is printed as it fills."
     )
-    json_lines: bool = Field(False, description="One JSON object a line instead of text (same as --json).")
-    quiet: bool = Field(False, description="The text only: no view, no heading, no summary line (same as --quiet).")
+    json_lines: bool = Field(default=False, description="One JSON object a line instead of text (same as --json).")
+    quiet: bool = Field(
+        default=False, description="The text only: no view, no heading, no summary line (same as --quiet)."
+    )
 
 
 class InferConfig(BaseModel):
@@ -129,11 +141,17 @@ class InferConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: ModelSection = Field(ModelSection(), description="The model of every job that names no other.")
-    sampler: SamplerConfig = Field(SamplerConfig(), description="The sampler of every job, where it sets nothing else.")
-    output: OutputConfig = Field(OutputConfig(), description="What is shown.")
-    batch_size: int = Field(8, ge=1, description="Jobs alike in model and sampler are decoded so many at a time.")
-    job: tuple[JobConfig, ...] = Field((), description="The jobs, done in order; --prompt and its like replace them.")
+    model: ModelSection = Field(default=ModelSection(), description="The model of every job that names no other.")
+    sampler: SamplerConfig = Field(
+        default=SamplerConfig(), description="The sampler of every job, where it sets nothing else."
+    )
+    output: OutputConfig = Field(default=OutputConfig(), description="What is shown.")
+    batch_size: int = Field(
+        default=8, ge=1, description="Jobs alike in model and sampler are decoded so many at a time."
+    )
+    job: tuple[JobConfig, ...] = Field(
+        default=(), description="The jobs, done in order; --prompt and its like replace them."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -101,7 +101,7 @@ def infill(
     """Fill the holes of each prompt: `[MASK:12]` in a text, runs of mask ids in a list of tokens.
 
     All holes are filled together in up to `steps` (128) steps, or `block_length` positions at a time from the left,
-    which shares the steps out. End-of-text in a hole ends nothing: it is a token like others, and `.text` and
+    which shares the steps out. Text on both sides is seen as far as the family's attention reaches. End-of-text in a hole ends nothing: it is a token like others, and `.text` and
     `.holes` do not show it. Otherwise as `generate`.
     """
     given = {

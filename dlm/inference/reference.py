@@ -76,7 +76,7 @@ class Sampler:
         self.forwards = 2 if settings.cfg_scale > 0 else 1  # a step
         self.revises = settings.edit_threshold is not None or settings.remask_threshold is not None
         self.attention = None
-        if plan.aligned:
+        if plan.aligned and not requests[0].holes:
             self.attention = AttentionSpec("block_causal", plan.length_of_block(None))
         self.rows = [Row(i, request, plan.blocks(request)) for i, request in enumerate(requests)]
         self.step = 0

@@ -31,7 +31,7 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_type: str = Field("dlm", description="checkpoint family: a key of dlm.models.families.FAMILIES")
-    vocab_size: int = Field(4096, gt=0, description="rows of the embedding (mask and end-of-text included)")
+    vocab_size: int = Field(0, ge=0, description="rows of the embedding, special tokens included; 0: the tokenizer's, when training")
     hidden_size: int = Field(256, gt=0, description="width of the residual stream")
     num_hidden_layers: int = Field(6, gt=0, description="layers")
     num_attention_heads: int = Field(4, gt=0, description="query heads")
@@ -77,6 +77,6 @@ class ModelConfig(BaseModel):
             raise ValueError(f"rotary_dim={rotary} should be even and at most head_dim={self.head_dim}")
         for name in ("mask_token_id", "eos_token_id", "pad_token_id"):
             token = getattr(self, name)
-            if token is not None and not 0 <= token < self.vocab_size:
+            if self.vocab_size and token is not None and not 0 <= token < self.vocab_size:
                 raise ValueError(f"{name}={token} lies outside the vocabulary of {self.vocab_size} tokens")
         return self

@@ -33,9 +33,12 @@ NATIVE = ("qwen2", "qwen3", "llama")
 class HubConfig(PretrainedConfig):
     """A family's config.json, kept as it is spelt."""
 
-    def __init__(self, **hub: Any) -> None:
+    def __post_init__(self, **hub: Any) -> None:
         hub.pop("model_type", None)
-        super().__init__(**hub)
+        scaling = hub.pop("rope_scaling", None)
+        if scaling:  # the spelling that transformers 5 keeps
+            hub["rope_parameters"] = {**scaling, "rope_theta": hub.pop("rope_theta", 10_000.0)}
+        super().__post_init__(**hub)
 
     def shape(self) -> ModelConfig:
         """The network that it describes."""

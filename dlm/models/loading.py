@@ -43,6 +43,11 @@ def load(
     settings = read_json(folder / "config.json")
     if not settings:
         raise UserError(f"{folder} has no config.json, so it is not a checkpoint")
+    if "auto_map" in settings and folder != Path(name).expanduser():  # the code stays where it is: on the hub
+        where_code = {
+            key: v if "--" in v else f"{name}--{v}" for key, v in settings["auto_map"].items() if isinstance(v, str)
+        }
+        settings["auto_map"] = where_code
     generation, tokenizer = read_json(folder / "generation_config.json"), _tokenizer(folder)
     config = config_from_hub(settings, str(folder / "config.json"), special_ids(generation, tokenizer))
     network = read_network(config, folder, where, pick_dtype(dtype, settings, where))

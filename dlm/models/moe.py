@@ -28,7 +28,7 @@ class Router(nn.Module):
         scores = logits.sigmoid() if moe.score_function == "sigmoid" else logits.softmax(-1)
         choice = scores if self.bias is None else scores + self.bias.float()
         if moe.topk_group < moe.n_group:
-            groups = choice.view(len(x), moe.n_group, -1)
+            groups = choice.view(len(x), moe.n_group, moe.num_experts // moe.n_group)
             best = groups.topk(2, dim=-1).values.sum(-1).topk(moe.topk_group, dim=-1).indices
             kept = torch.zeros(groups.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, best, True)
             choice = groups.masked_fill(~kept[:, :, None], float("-inf")).flatten(1)
@@ -96,9 +96,8 @@ class MoE(nn.Module):
         counts = torch.bincount(chosen.flatten(), minlength=len(self.experts.down))
         sorted_out = self.experts(flat[order // chosen.shape[1]], counts)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-        out = sorted_out[back].view(
-            *chosen.shape, -1
-        )  # (n, k, d): each token's own experts, so the sum has a fixed order
+        # (n, k, d): each token's own experts side by side, so that the sum has a fixed order
+        out = sorted_out[back].view(*chosen.shape, flat.shape[-1])
         out = (out.float() * weights[..., None]).sum(1).to(x.dtype)
         if self.shared is not None:
             out = out + self.shared(flat)

@@ -54,6 +54,8 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        if config.vocab_size < 1:
+            raise ValueError(f"a network needs vocab_size >= 1, not {config.vocab_size}")
         self.config = config
         self.attention = AttentionSpec.of(config)
         self.gradient_checkpointing = False

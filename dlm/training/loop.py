@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -61,6 +62,7 @@ class Run:
         self.config, self.out = config, Path(t.out)
         if t.threads:
             torch.set_num_threads(t.threads)
+        AcceleratorState._reset_state()  # a notebook's second run may differ in precision; accelerate would refuse
         self.accelerator = Accelerator(
             cpu=t.device == "cpu",
             mixed_precision="bf16" if t.precision == "bf16" else "no",

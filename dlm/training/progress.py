@@ -14,7 +14,7 @@ from dlm.models.config import ModelConfig
 
 
 class Metrics:
-    """metrics.jsonl: one JSON object a line, flushed as written; lines after the step resumed from are dropped."""
+    """metrics.jsonl: one JSON object a line; lines after the step resumed from are dropped."""
 
     def __init__(self, path: Path, after: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,11 +30,12 @@ class Metrics:
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(line + "\n" for line in kept))
         temporary.replace(path)
-        self.file = path.open("a")
+        self.path = path
 
     def write(self, **values: Any) -> None:
-        self.file.write(json.dumps(values) + "\n")
-        self.file.flush()
+        """Append one line; the file is not kept open, so nothing is lost however the run ends."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(values) + "\n")
 
 
 class Bar:

@@ -23,15 +23,12 @@ def starting_point(config: TrainConfig) -> LM:
             )
         return lm
     tokenizer = _tokenizer(config)
-    shape = config.model
-    size = tokenizer.vocab_size
-    if "vocab_size" in shape.model_fields_set and shape.vocab_size < size:
-        raise UserError(f"model.vocab_size = {shape.vocab_size} is smaller than the tokenizer's {size} tokens")
-    ids = {"mask_token_id": tokenizer.mask_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    given = {k: v for k in ids if (v := getattr(shape, k)) is not None}
-    if "vocab_size" not in shape.model_fields_set:
-        given["vocab_size"] = size
-    network = Transformer(shape.model_validate({**shape.model_dump(), **ids, **given}))
+    shape, size = config.model, tokenizer.vocab_size
+    if 0 < shape.vocab_size < size:
+        raise UserError(f"model.vocab_size = {shape.vocab_size} is smaller than the tokenizer's {size} tokens; 0 takes the tokenizer's")
+    special = {"mask_token_id": tokenizer.mask_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    known = {name: special[name] for name in special if getattr(shape, name) is None}
+    network = Transformer(shape.model_validate({**shape.model_dump(), **known, "vocab_size": shape.vocab_size or size}))
     network.initialise(torch.Generator().manual_seed(t.seed))
     if network.config.mask_token_id is None:
         raise UserError(f"tokenizer {t.tokenizer!r} has no mask token: add one (dlm-tokenizer does), or set model.mask_token_id")

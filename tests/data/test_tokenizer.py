@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,3 +147,12 @@ def test_stored_truncation_is_switched_off(tokenizer: Tokenizer, tmp_path: Path)
     (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
     assert len(load_tokenizer(tmp_path).encode("a b c d e f")) > 2
     assert np.all(tokenizer.token_bytes[:4] == 0)
+
+
+def test_bytes_of_other_kinds_of_tokens(tokenizer: Tokenizer) -> None:
+    vocabulary = {"\u2581a": 0, "<0x0A>": 1, "é": 2, "<s>": 3}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    backend.decoder = tokenizers.decoders.Metaspace()
+    backend.add_special_tokens(["<s>"])
+    backend.add_tokens(["<tool>"])
+    assert Tokenizer(backend).token_bytes.tolist() == [2, 1, 2, 0, 6]

@@ -53,7 +53,7 @@ def test_weights_have_their_published_names_and_shapes(tmp_path: Path) -> None:
     assert "model.layers.0.mlp.gate.weight" not in found
     tiny.model("llada").save(tmp_path / "l")
     names = set(load_file(tmp_path / "l" / "model.safetensors"))
-    stems = "q_proj k_proj v_proj attn_out ff_proj up_proj ff_out attn_norm ff_norm".split()
+    stems = ["q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out", "attn_norm", "ff_norm"]
     ends = {f"model.transformer.{name}.weight" for name in ("wte", "ln_f", "ff_out")}
     assert names == {f"model.transformer.blocks.{i}.{s}.weight" for i in range(2) for s in stems} | ends
 
@@ -205,7 +205,7 @@ def test_settings_that_are_not_implemented_are_refused_by_name(hub: dict, change
 
 
 def test_missing_unknown_and_impossible_values_are_named() -> None:
-    with pytest.raises(UserError, match="model_type='gpt2'.*known: dlm, llada"):
+    with pytest.raises(UserError, match=r"model_type='gpt2'.*known: dlm, llada"):
         config_from_hub({"model_type": "gpt2"})
     with pytest.raises(UserError, match="hidden_size"):
         config_from_hub({"model_type": "qwen2", "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 9})

@@ -115,7 +115,7 @@ def test_special_tokens_come_from_config_then_generation_config_then_family(fold
     (folder / "generation_config.json").unlink()
     lm = load(folder, device="cpu")  # Dream's own mask lies outside this vocabulary
     assert lm.mask_id is None
-    with pytest.raises(UserError, match="no mask token.*mask_token_id"):
+    with pytest.raises(UserError, match=r"no mask token.*mask_token_id"):
         lm.require_mask_id()
     with pytest.raises(UserError, match=r"no tokenizer.*tokenizer\.json"):
         lm.encode("x")
@@ -155,7 +155,7 @@ def test_tensors_that_do_not_fit_are_named(folder: Path) -> None:
     with pytest.raises(UserError, match=rf"lacks 1 of 27 tensors, first '{name}' of shape \(24, 16\)"):
         load(folder)
     rewrite(folder, {name: torch.zeros(24, 16), "model.layers.1.mlp.extra.weight": torch.zeros(1)})
-    with pytest.raises(UserError, match="has a tensor 'model.layers.1.mlp.extra.weight'"):
+    with pytest.raises(UserError, match=r"has a tensor 'model.layers.1.mlp.extra.weight'"):
         load(folder)
     rewrite(
         folder,
@@ -201,16 +201,29 @@ def test_other_broken_folders(folder: Path) -> None:
 def test_names_that_lead_nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "bundled", lambda: {"sudoku": folder})
     assert dlm.load("sudoku", device="cpu").config.model_type == "Dream"
-    with pytest.raises(UserError, match="no model 'pica'.*bundled models: sudoku.*owner/name"):
+    with pytest.raises(UserError, match=r"no model 'pica'.*bundled models: sudoku.*owner/name"):
         load("pica")
     with pytest.raises(UserError, match="no such folder"):
         load(folder / "nowhere")
-    with pytest.raises(UserError, match="is a file; give the checkpoint's folder"):
+    with pytest.raises(UserError, match=r"is a file; give the checkpoint's folder"):
         load(folder / "config.json")
-    with pytest.raises(UserError, match="the hub is out of reach.*local folder"):
+    with pytest.raises(UserError, match=r"the hub is out of reach.*local folder"):
         load("someone/something")  # the tests run offline
     with pytest.raises(UserError, match="neither a folder nor a hub id"):
         load("bad name!/x")
+
+
+def test_downloads_are_safe_and_keep_the_way_to_their_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked = []
+    edit(folder, auto_map={"AutoModel": "modeling.Model"})
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **more: asked.append((name, more)) or folder)
+    lm = load("owner/name", revision="v2", device="cpu")
+    assert asked[0][0] == "owner/name"
+    assert asked[0][1]["revision"] == "v2"
+    assert not any(pattern.endswith((".bin", ".py", "*")) for pattern in asked[0][1]["allow_patterns"])
+    assert lm.settings["auto_map"] == {"AutoModel": "owner/name--modeling.Model"}
 
 
 @pytest.mark.gpu

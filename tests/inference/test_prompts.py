@@ -1,0 +1,160 @@
+"""Prompts and holes, as text and as ids, and what is said of bad ones."""
+
+import numpy as np
+import pytest
+import torch
+
+import dlm
+from dlm.inference.prompts import Piece, as_prompts, parse_holes, runs
+
+from .tiny import EOS, MASK, likes, text_lm, tiny_lm
+
+
+def test_holes_are_cut_out():
+    assert parse_holes("a [MASK:12] b[MASK]") == [Piece("a "), Piece(hole=12), Piece(" b"), Piece(hole=1)]
+    assert parse_holes("[MASK:3][MASK:4]") == [Piece(hole=3), Piece(hole=4)]
+    assert parse_holes("[MASK][MASK][MASK]x[MASK]") == [Piece(hole=3), Piece("x"), Piece(hole=1)]
+    assert parse_holes("[MASK:2][MASK]") == [Piece(hole=2), Piece(hole=1)]
+    assert parse_holes("plain [text]") == [Piece("plain [text]")]
+    assert parse_holes("") == []
+
+
+def test_an_escaped_hole_is_text():
+    assert parse_holes(r"a \[MASK:3] b") == [Piece("a "), Piece("[MASK:3]", plain=True), Piece(" b")]
+    assert parse_holes(r"\[MASK][MASK]") == [Piece("[MASK]", plain=True), Piece(hole=1)]
+
+
+@pytest.mark.parametrize("spelt", ["[MASK:0]", "[MASK:-1]", "[MASK:x]", "[MASK:1.5]", "[MASK:999999999]", "[MASK:²]"])
+def test_a_hole_of_no_possible_length_is_refused(spelt):
+    with pytest.raises(dlm.UserError) as caught:
+        dlm.infill(text_lm(), [f"a {spelt} b"])
+    assert f"prompt 0: {spelt}: a hole's length must be a number from 1" in str(caught.value)
+
+
+def test_runs():
+    assert list(runs([9, 9, 1, 9, 2], 9)) == [range(0, 2), range(3, 4)]
+    assert list(runs([1, 9], 9)) == [range(1, 2)]
+    assert list(runs([], 9)) == []
+
+
+def test_prompts_come_in_many_forms():
+    assert as_prompts("ab") == ["ab"]
+    assert as_prompts([1, 2]) == [[1, 2]]
+    assert as_prompts(torch.tensor([[1, 2], [3, 4]])) == [[1, 2], [3, 4]]
+    assert as_prompts(torch.tensor([1, 2])) == [[1, 2]]
+    assert as_prompts(["a", np.array([1, 2]), (3, np.int32(4))]) == ["a", [1, 2], [3, 4]]
+    assert as_prompts([[]]) == [[]]
+    assert as_prompts([]) == []
+
+
+@pytest.mark.parametrize("prompts", [3, None, [1.5], [["a"]], [[True]], [None], {"a": 1}])
+def test_what_is_no_prompt_is_said(prompts):
+    with pytest.raises(dlm.UserError, match="must be"):
+        dlm.generate(tiny_lm(), prompts)
+
+
+def test_filled_text_keeps_what_was_given():
+    lm = text_lm(seed=2)
+    prompt = "def area(r):\n    return [MASK:4] * r ** [MASK:1]\n"
+    result = dlm.infill(lm, prompt)[0]
+    assert len(result.tokens) == 5
+    assert result.holes == [lm.decode(result.tokens[:4]), lm.decode(result.tokens[4:])]
+    first, second = result.holes
+    assert result.text == f"def area(r):\n    return {first} * r ** {second}\n"
+    assert (result.finish_reason, result.nfe, result.tpf) == ("length", 5, 1.0)
+
+
+def test_text_and_ids_are_filled_alike():
+    lm = text_lm(seed=2)
+    by_text = dlm.infill(lm, "ab[MASK:3]cd[MASK]", steps=2)[0]
+    ids = [*lm.encode("ab"), *[MASK] * 3, *lm.encode("cd"), MASK]
+    by_ids = dlm.infill(lm, [ids], steps=2)[0]
+    assert (by_text.tokens, by_text.holes, by_text.nfe) == (by_ids.tokens, by_ids.holes, 2)
+    filled = iter(by_ids.tokens)
+    assert by_ids.text == lm.decode([next(filled) if token == MASK else token for token in ids])
+
+
+def test_neighbouring_holes_stay_two():
+    lm = text_lm(seed=2)
+    result = dlm.infill(lm, "a[MASK:3][MASK:2]b")[0]
+    assert result.holes == [lm.decode(result.tokens[:3]), lm.decode(result.tokens[3:])]
+
+
+def test_an_escaped_hole_is_left_in_the_text():
+    lm = text_lm(seed=2)
+    result = dlm.infill(lm, r"write \[MASK:3]: [MASK:2]")[0]
+    assert result.text == f"write [MASK:3]: {result.holes[0]}"
+    literal = lm.tokenizer.encode("[MASK]", special=False)
+    assert MASK not in literal
+    assert dlm.generate(lm, r"\[MASK]", gen_length=4)[0].tokens == dlm.generate(lm, [literal], gen_length=4)[0].tokens
+
+
+def test_end_of_text_in_a_hole_ends_nothing():
+    lm = likes(text_lm(), EOS, 100.0)
+    result = dlm.infill(lm, "a[MASK:3]b")[0]
+    assert (result.tokens, result.holes, result.text, result.finish_reason) == ([EOS] * 3, [""], "ab", "length")
+
+
+def test_holes_see_the_text_on_both_sides():
+    lm = tiny_lm(3)
+    left, right = dlm.infill(lm, [[1, 63, 63, 2], [1, 63, 63, 3]])
+    assert left.tokens != right.tokens
+
+
+def test_block_length_fills_holes_from_the_left():
+    lm = tiny_lm(3)
+    result = dlm.infill(lm, [[1, 63, 63, 2, 63, 63, 63]], block_length=2, steps=6)[0]
+    assert [step // 2 for step in result.steps] == [0, 0, 1, 1, 2]
+    assert result.nfe == 5
+
+
+BAD = [
+    ("[[1, 64]]", "generate", "token id 64 at position 1 lies outside the vocabulary of 64 tokens"),
+    ("[[-1]]", "generate", "token id -1"),
+    ("[[1, 63]]", "generate", "prompt 0 holds mask tokens: fill them with dlm.infill"),
+    ("['a']", "generate", "prompt 0 is text, but model 'tiny' has no tokenizer"),
+    ("[[1], [1, 2]]", "infill", "prompt 0 has no hole to fill: mark one with its mask id, 63"),
+    ("[[1, 63, 99]]", "infill", "token id 99 at position 2"),
+    ("['a [MASK:2]']", "infill", "no tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "call", "says"), BAD)
+def test_bad_prompts_are_named(prompts, call, says):
+    with pytest.raises(dlm.UserError) as caught:
+        getattr(dlm, call)(tiny_lm(), eval(prompts))
+    assert says in str(caught.value)
+
+
+def test_holes_in_text_are_for_infill_and_texts_without_for_generate():
+    lm = text_lm()
+    with pytest.raises(dlm.UserError, match=r"prompt 1 holds mask tokens: fill them with dlm\.infill"):
+        dlm.generate(lm, ["a", "b [MASK:3]"])
+    with pytest.raises(dlm.UserError, match=r"prompt 0 has no hole to fill: mark one with \[MASK:12\]"):
+        dlm.infill(lm, "abc")
+    with pytest.raises(dlm.UserError, match="a hole's length stands in the prompt"):
+        dlm.infill(lm, "a[MASK:2]", gen_length=4)
+
+
+def test_shifted_families_need_something_to_start_from():
+    lm = tiny_lm(shifted_logits=True)
+    with pytest.raises(dlm.UserError, match="prompt 0 is empty"):
+        dlm.generate(lm, [[]])
+    with pytest.raises(dlm.UserError, match="begins with a hole"):
+        dlm.infill(lm, [[63, 1]])
+    assert len(dlm.generate(tiny_lm(), [[]], gen_length=4)[0].tokens) == 4
+
+
+def test_learned_positions_end_somewhere():
+    lm = tiny_lm(position_embedding="learned", max_position_embeddings=16)
+    assert len(dlm.generate(lm, [[1] * 4], gen_length=12)[0].tokens) == 12
+    with pytest.raises(dlm.UserError, match=r"prompt 0 has 5 tokens; with gen_length = 12 that is 17 .* only 16"):
+        dlm.generate(lm, [[1] * 5], gen_length=12)
+    with pytest.raises(dlm.UserError, match="only 16"):
+        dlm.infill(lm, [[1] * 16 + [63]])
+
+
+def test_a_causal_model_fills_no_holes():
+    lm = tiny_lm(model_type="llama", attention="causal", shifted_logits=True, mask_token_id=None, mask_in_softmax=False)
+    with pytest.raises(dlm.UserError, match="has no mask token"):
+        dlm.infill(lm, [[1, 2]])

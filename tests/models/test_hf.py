@@ -1,0 +1,112 @@
+"""The wrapper for transformers' ecosystem: Auto classes there and back, labels, checkpointing, adapters."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dlm import UserError
+from dlm.models import load
+
+from . import tiny
+
+hf = pytest.importorskip("dlm.models.hf")
+
+
+@pytest.mark.parametrize(
+    "case", ["dlm", "dlm-moe", "dlm-learned", "llada", "llada-gqa", "Dream", "sdar", "Fast_dLLM_Qwen"]
+)
+def test_auto_classes_there_and_back(case: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForMaskedLM
+
+    lm, ids = tiny.model(case), tiny.tokens()
+    lm.save(tmp_path / "a")
+    assert AutoConfig.from_pretrained(tmp_path / "a").shape() == lm.config
+    model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "a", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    model.save_pretrained(tmp_path / "b")
+    with torch.no_grad():
+        wanted = lm.network(ids)
+        assert torch.equal(model(ids).logits, wanted)
+        back = load(tmp_path / "b", dtype="float32", device="cpu")
+        assert torch.equal(back.network(ids), wanted)
+    assert back.config == lm.config
+    assert back.settings["architectures"] == [type(model).__name__]
+
+
+def test_rope_scaling_survives(tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+    lm, ids = tiny.model("Dream", rope_scaling=scaling), tiny.tokens()
+    lm.save(tmp_path / "a")
+    model = AutoModel.from_pretrained(tmp_path / "a")
+    model.save_pretrained(tmp_path / "b")
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, lm.network(ids))
+        assert torch.equal(load(tmp_path / "b", dtype="float32", device="cpu").network(ids), lm.network(ids))
+
+
+def test_device_map_and_dtype(tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    tiny.model("dlm").save(tmp_path)
+    model = AutoModel.from_pretrained(tmp_path, device_map={"": "cpu"}, dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert model(tiny.tokens()).logits.shape == (2, 11, 48)
+    assert model.get_input_embeddings() is model.network.embed
+    assert type(pickle.loads(pickle.dumps(model.config))) is hf.DLMConfig
+
+
+@pytest.mark.parametrize("case", ["dlm", "Dream"])
+def test_loss_of_labels(case: str) -> None:
+    lm, ids = tiny.model(case), tiny.tokens()
+    model = hf.wrap(lm)
+    labels = torch.where(ids == 40, torch.full_like(ids, 5), -100)
+    output = model(ids, labels=labels, attention_mask=torch.ones_like(ids))
+    rows = labels != -100
+    logits = lm.network(ids)
+    if lm.config.shifted_logits:
+        logits = torch.cat((logits[:, :1], logits[:, :-1]), 1)
+    torch.testing.assert_close(output.loss, F.cross_entropy(logits[rows], labels[rows]))
+    assert isinstance(model(ids, return_dict=False), tuple)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+def test_wrapped_models_share_weights_and_train() -> None:
+    lm, ids = tiny.model("llada2_moe"), tiny.tokens()
+    model = hf.wrap(lm)  # its checkpoints are read by dlm.load only: here it is a dlm
+    assert model.config.model_type == "dlm"
+    assert model.network is lm.network
+    assert hf.unwrap(model).network is lm.network
+    model.gradient_checkpointing_enable()
+    model.train()
+    model(ids, labels=ids).loss.backward()
+    assert lm.network.embed.weight.grad is not None
+    with pytest.raises(UserError, match="Linear holds no dlm network"):
+        hf.unwrap(torch.nn.Linear(1, 1))
+
+
+def test_from_scratch_is_initialised() -> None:
+    model = hf.DLMForMaskedLM(hf.DLMConfig(**tiny.config("dlm").model_dump()))
+    assert abs(model.network.embed.weight.std() - 0.3) < 0.02
+    assert (model.network.norm.weight == 1).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lora(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    lm, ids = tiny.model("llada"), tiny.tokens()
+    recipe = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "gate_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(hf.wrap(lm), recipe)
+    model(ids, labels=ids).loss.backward()
+    trained = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert len(trained) == 2 * 3 * 2
+    with torch.no_grad():
+        wanted = model.eval()(ids).logits
+        merged = hf.unwrap(model.merge_and_unload())
+        merged.save(tmp_path)
+        found = load(tmp_path, dtype="float32", device="cpu").network(ids)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,111 @@
+"""A run end to end: it learns, its folder loads, and what must not matter does not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import dlm
+from dlm.errors import UserError
+from dlm.training.loop import Run, train
+from dlm.training.progress import flops_a_token
+from tests.training.runs import config, rows
+
+
+def test_a_run_learns_validates_and_leaves_a_folder_that_loads(tmp_path):
+    result = train(config(tmp_path, train__steps="60", train__lr="0.01", eval__every="30", eval__sequences="8"))
+    losses = [r["loss"] for r in rows(result.folder) if "loss" in r]
+    assert losses == pytest.approx(result.losses) and sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    bounds = [r for r in rows(result.folder) if "bound" in r]
+    assert [r["step"] for r in bounds] == [30, 60] and bounds[1]["bound"] < bounds[0]["bound"]
+    assert result.bound[0] == bounds[1]["bound"] and result.bits_per_byte[0] == bounds[1]["bits_per_byte"]
+    lm = dlm.load(result.folder, device="cpu")
+    text = dlm.generate(lm, ["def function_"], gen_length=8, block_length=8, steps=8)[0]
+    assert len(text.tokens) <= 8 and text.nfe >= 1
+
+
+def test_the_final_folder_is_read_by_from_pretrained(tmp_path):
+    from transformers import AutoModelForMaskedLM
+
+    import dlm.models.hf  # noqa: F401 - registers the class
+
+    result = train(config(tmp_path, train__steps="2"))
+    lm, hf = dlm.load(result.folder, device="cpu"), AutoModelForMaskedLM.from_pretrained(result.folder)
+    ids = torch.arange(12)[None]
+    torch.testing.assert_close(hf(ids).logits, lm.network(ids))
+
+
+@pytest.mark.parametrize("options", [{"train__micro_batch_size": "1"}, {"train__gradient_checkpointing": "true"}], ids=str)
+def test_accumulation_and_gradient_checkpointing_do_not_change_the_losses(tmp_path, options):
+    plain, other = train(config(tmp_path, "a")), train(config(tmp_path, "b", **options))
+    assert other.losses == pytest.approx(plain.losses, rel=1e-4)
+
+
+def test_bf16_and_averaged_weights_run(tmp_path):
+    result = train(config(tmp_path, train__precision="bf16", train__ema="0.5", train__save_dtype="bfloat16"))
+    assert all(loss == loss for loss in result.losses)
+    assert dlm.load(result.folder, dtype="bfloat16", device="cpu").dtype == torch.bfloat16
+
+
+def test_training_goes_on_from_a_saved_model(tmp_path):
+    first = train(config(tmp_path, "first", train__steps="40", train__lr="0.01"))
+    second = train(config(tmp_path, "second", train__init_from=str(first.folder), train__steps="2"))
+    assert second.losses[0] < first.losses[0]
+
+
+def test_sft_trains_on_answers_only(tmp_path):
+    chats = tmp_path / "chats.jsonl"
+    record = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}
+    chats.write_text((json.dumps(record) + "\n") * 8)
+    run = Run(
+        config(
+            tmp_path,
+            data__source="chat",
+            data__paths=json.dumps([str(chats)]),
+            data__messages_field="messages",
+            data__pack="row",
+            data__heldout_fraction="0",
+            eval__sequences="0",
+            train__length="64",
+        )
+    )
+    batch = run._batch()
+    text = run.lm.tokenizer.decode(batch.input_ids[0][batch.answer[0]].tolist(), skip_special=True)
+    assert "two" in text and "one" not in text
+    run.optimiser_step()
+
+
+def test_two_processes_give_the_losses_of_one(tmp_path):
+    alone = train(config(tmp_path, "alone"))
+    cfg = config(tmp_path, "pair")
+    script = tmp_path / "pair.py"
+    script.write_text(
+        "import sys\nfrom dlm.training.config import TrainConfig\nfrom dlm.training.loop import train\n"
+        "train(TrainConfig.model_validate_json(open(sys.argv[1]).read()))\n"
+    )
+    (tmp_path / "pair.json").write_text(cfg.model_dump_json())
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", str(script), str(tmp_path / "pair.json")]
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [r["loss"] for r in rows(tmp_path / "pair") if "loss" in r]
+    assert losses == pytest.approx(alone.losses, rel=1e-4)
+    one, two = dlm.load(tmp_path / "alone"), dlm.load(tmp_path / "pair")
+    for a, b in zip(one.network.parameters(), two.network.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_impossible_runs_say_so_before_work(tmp_path):
+    with pytest.raises(UserError, match="train.tokenizer is not set"):
+        Run(config(tmp_path).model_copy(update={"train": config(tmp_path).train.model_copy(update={"tokenizer": None})}))
+    with pytest.raises(UserError, match="smaller than the tokenizer's 283"):
+        Run(config(tmp_path, model__vocab_size="100"))
+
+
+def test_flops_count_the_weights_a_token_meets(tmp_path):
+    run = Run(config(tmp_path, model__tie_word_embeddings="true"))
+    c, n = run.network.config, sum(p.numel() for p in run.network.parameters())
+    head = c.vocab_size * c.hidden_size
+    assert flops_a_token(c, n, 16) == 6 * (n - head) + 3 * head + 12 * 16 * 16 * 2

@@ -1,0 +1,68 @@
+"""Optimiser groups, Muon against torch's own, and schedules against their formulas."""
+
+import math
+
+import pytest
+import torch
+
+from dlm.models import ModelConfig, Transformer
+from dlm.training.config import GroupConfig, OptimConfig, TrainSection
+from dlm.training.optim import Muon, build_optimizers, lr_factor, orthogonalise, parameter_groups
+
+
+def test_muon_follows_torchs_own_up_to_bfloat16():
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(16, 16), (16, 16), (24, 8), (8, 24)]
+    ours = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
+    a = Muon(ours, **options)
+    b = torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **options)
+    for _ in range(3):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        a.step()
+        b.step()
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=0.02, atol=0.01)
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one():
+    found = orthogonalise(torch.randn(3, 32, 12, generator=torch.Generator().manual_seed(1)), (3.4445, -4.7750, 2.0315), 8)
+    values = torch.linalg.svdvals(found)
+    assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_every_parameter_is_in_one_group():
+    network = Transformer(ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, head_dim=4, position_embedding="learned"))
+    groups = parameter_groups(network)
+    together = [id(p) for group in groups.values() for p in group]
+    assert sorted(together) == sorted(id(p) for p in network.parameters())
+    assert [len(groups[name]) for name in ("embed", "head", "hidden", "scalar")] == [2, 1, 14, 5]
+
+
+def test_groups_take_their_own_settings_and_zero_freezes():
+    network = Transformer(ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, head_dim=4))
+    config = OptimConfig(
+        hidden=GroupConfig(algorithm="muon", lr_scale=2, weight_decay=0.3), embed=GroupConfig(lr_scale=0), head=GroupConfig(lr_scale=0.5)
+    )
+    adamw, muon = build_optimizers(network, config, lr=0.1)
+    assert isinstance(muon, Muon) and [(g["lr"], g["weight_decay"]) for g in muon.param_groups] == [(0.2, 0.3)]
+    assert [g["lr"] for g in adamw.param_groups] == [0.05, 0.1]
+    assert not network.embed.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"schedule": "cosine", "min_lr_ratio": 0.1}, {0: 0.1, 9: 1.0, 10: 1.0, 60: 0.55, 110: 0.1}),
+        ({"schedule": "linear"}, {4: 0.5, 10: 1.0, 60: 0.5, 110: 0.0}),
+        ({"schedule": "constant"}, {10: 1.0, 109: 1.0}),
+        ({"schedule": "wsd", "decay_steps": 20}, {10: 1.0, 90: 1.0, 100: 0.5, 110: 0.0}),
+    ],
+    ids=lambda value: value.get("schedule", ""),
+)
+def test_schedules(options, expected):
+    section = TrainSection(steps=110, warmup_steps=10, **options)
+    assert all(math.isclose(lr_factor(step, section), factor, abs_tol=1e-9) for step, factor in expected.items())
