@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from dlm import LM, Generation
 
 
-@cache
 def lm_of(section: ModelSection) -> "LM":
     """The model of a section, loaded once."""
+    return _load(section.name, section.dtype, section.device)
+
+
+@cache
+def _load(name: str, dtype: str, device: str) -> "LM":
     import dlm
 
-    return dlm.load(section.name, dtype=section.dtype, device=section.device)
+    return dlm.load(name, dtype=dtype, device=device)
 
 
 class Printer:

@@ -1,6 +1,6 @@
 """Second thoughts about committed tokens: replacing them, or masking them again. Knows nothing of models or requests."""
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dlm.diffusion.choose import Signals

@@ -112,15 +112,15 @@ class Hierarchical(Rule):
     tau_low: float = 0.5
 
     def __call__(self, score: Tensor, masked: Tensor, quota: Tensor) -> Tensor:
-        b, l = masked.shape
+        b, length = masked.shape
         score = score.masked_fill(~masked, float("-inf"))
         before = torch.cat((torch.zeros_like(masked[:, :1]), masked[:, :-1]), dim=-1)
         run = (masked & ~before).long().cumsum(-1)  # (b, l), runs of a row counted from 1
-        best = score.new_full((b, l + 1), float("-inf")).scatter_reduce(-1, run, score, "amax")
-        position = torch.arange(l, device=score.device).expand(b, l)
+        best = score.new_full((b, length + 1), float("-inf")).scatter_reduce(-1, run, score, "amax")
+        position = torch.arange(length, device=score.device).expand(b, length)
         at_best = masked & (score == best.gather(-1, run))
-        first = torch.full((b, l + 1), l, device=score.device).scatter_reduce(
-            -1, run, position.masked_fill(~at_best, l), "amin"
+        first = torch.full((b, length + 1), length, device=score.device).scatter_reduce(
+            -1, run, position.masked_fill(~at_best, length), "amin"
         )
         leads = at_best & (position == first.gather(-1, run))
         return masked & (score > self.threshold) | leads & (score > self.tau_low) | _best(score, masked)

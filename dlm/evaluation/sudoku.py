@@ -22,12 +22,12 @@ MAIN = (
     Decoding(rule="random"),
     Decoding(rule="low_confidence"),
     Decoding(rule="margin"),
-    Decoding(rule="entropy"),
     Decoding(rule="threshold", options={"threshold": 0.9}),
 )
 """The rules at their most careful: one token a step, and the usual threshold."""
 
 SWEEP = (
+    Decoding(rule="entropy"),
     # The same network, made to write from left to right: what the free order is worth.
     Decoding(rule="low_confidence", options={"block_length": 1}, name="left to right 1/step"),
     *(Decoding(rule=rule, tokens_per_step=k) for rule in ("random", "margin") for k in (2, 4, 8)),

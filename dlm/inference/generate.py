@@ -7,7 +7,7 @@ from dlm import config as toml
 from dlm.diffusion.unmask import Rule, make_rule
 from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
-from dlm.inference.plan import BLOCK_LENGTH, Plan
+from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
 from dlm.inference.reference import OnStep, sample
 from dlm.inference.request import Generation, Outcome, Request
@@ -113,7 +113,7 @@ def infill(
         **options,
     }
     if "gen_length" in given:
-        raise UserError("infill(): unknown key \"gen_length\": a hole's length stands in the prompt, as in [MASK:12]")
+        raise UserError('infill(): unknown key "gen_length": a hole\'s length stands in the prompt, as in [MASK:12]')
     numbers = {"gen_length": "auto"}
     numbers |= {k: v for k, v in (("block_length", block_length), ("steps", steps)) if v is not None}
     chosen, settings = _settings("infill", given, numbers)
@@ -142,7 +142,9 @@ def _settings(name: str, given: dict[str, Any], numbers: dict[str, Any]) -> tupl
     remasking = given.pop("remasking", None)
     if remasking is not None:
         if given["rule"] not in ("low_confidence", remasking):
-            raise UserError(f"{name}(): rule = {given['rule']!r} and remasking = {remasking!r} disagree: give one of them")
+            raise UserError(
+                f"{name}(): rule = {given['rule']!r} and remasking = {remasking!r} disagree: give one of them"
+            )
         given["rule"] = remasking
     rule = given["rule"]
     if isinstance(rule, Rule):

@@ -95,23 +95,19 @@ def infilling(lm: LM, prompt: str | list[int], where: str, **fields: Any) -> Req
     mask = lm.require_mask_id()
     ids: list[int] = []
     holes: list[range] = []
-    pieces: list[str] | None = None
+    texts: list[str] | None = None
     if isinstance(prompt, str):
-        pieces = [""]
+        texts, spelt = [""], False
         for piece in parse_holes(prompt, where):
-            if piece.hole:
-                holes.append(range(len(ids), len(ids) + piece.hole))
-                ids += [mask] * piece.hole
-                pieces.append("")
-                continue
-            encoded = _encode(lm, piece, where)
-            inner = list(runs(encoded, mask))  # masks spelt as the tokenizer spells them
-            holes += [range(len(ids) + hole.start, len(ids) + hole.stop) for hole in inner]
+            encoded = [mask] * piece.hole if piece.hole else _encode(lm, piece, where)
+            found = [range(piece.hole)] if piece.hole else list(runs(encoded, mask))
+            holes += [range(len(ids) + hole.start, len(ids) + hole.stop) for hole in found]
             ids += encoded
-            if inner or pieces is None:
-                pieces = None  # the text between such holes is known as tokens only
-            else:
-                pieces[-1] += piece.text
+            spelt = spelt or (bool(found) and not piece.hole)  # as the tokenizer spells its mask
+            texts += [""] * (piece.hole > 0)
+            texts[-1] += piece.text
+        if spelt:
+            texts = None  # the text between such holes is known as tokens only
     else:
         ids, holes = prompt, list(runs(prompt, mask))
     _check_ids(lm, ids, where)
@@ -124,7 +120,7 @@ def infilling(lm: LM, prompt: str | list[int], where: str, **fields: Any) -> Req
             "put at least one token first"
         )
     _check_room(lm, len(ids), f"{where} has")
-    return Request(ids=tuple(ids), holes=tuple(holes), pieces=None if pieces is None else tuple(pieces), **fields)
+    return Request(ids=tuple(ids), holes=tuple(holes), pieces=None if texts is None else tuple(texts), **fields)
 
 
 def runs(ids: Sequence[int], mask: int) -> Iterator[range]:

@@ -125,9 +125,9 @@ class Sampler:
         """One forward for the live rows; returns those that go on."""
         index = torch.tensor([row.index for row in live], device=self.device)
         lengths = [row.block.length for row in live]
-        l = max(lengths)
-        ids, active = self.canvas[index, :l], self.active[index, :l]
-        masked = self.masked[index, :l] & active
+        longest = max(lengths)
+        ids, active = self.canvas[index, :longest], self.active[index, :longest]
+        masked = self.masked[index, :longest] & active
         asked = active if self.revises else masked
         signals, score = self._look(live, ids, active, asked, lengths)
         commit = self.rule(score, masked, self._quota(live))
@@ -136,15 +136,15 @@ class Sampler:
         ids = torch.where(commit | edited, proposed, ids)
         if self.mask_id is not None:
             ids = ids.masked_fill(remasked, self.mask_id)
-        self.canvas[index, :l] = ids
-        self.masked[index, :l] = self.masked[index, :l] & ~commit | remasked
-        self.when[index, :l] = torch.where(commit, self.step, self.when[index, :l])
+        self.canvas[index, :longest] = ids
+        self.masked[index, :longest] = self.masked[index, :longest] & ~commit | remasked
+        self.when[index, :longest] = torch.where(commit, self.step, self.when[index, :longest])
         for row in live:
             row.nfe += self.forwards
         if self.on_step is not None:
             self._tell(self.on_step, live, ids, commit, edited, remasked)
         self.step += 1
-        clean = (~(self.masked[index, :l] & active).any(-1)).tolist()
+        clean = (~(self.masked[index, :longest] & active).any(-1)).tolist()
         had_masks, has_edits = masked.any(-1).tolist(), edited.any(-1).tolist()
         return [row for row, *facts in zip(live, clean, had_masks, has_edits, strict=True) if self._stays(row, *facts)]
 
@@ -152,10 +152,10 @@ class Sampler:
         self, live: list[Row], ids: Tensor, active: Tensor, asked: Tensor, lengths: list[int]
     ) -> tuple[Signals, Float[Tensor, "b l"]]:
         """The forward: tokens for the `asked` positions, and what the rule wants to know of them."""
-        l = ids.shape[1]
+        longest = ids.shape[1]
         valid = None
-        if min(lengths) < l:
-            valid = torch.arange(l, device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
+        if min(lengths) < longest:
+            valid = torch.arange(longest, device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
         logits = self._predict(live, ids, asked, valid)
         if self.rule.remembers:
             logits = self._boost(live, active, asked, logits)
@@ -183,7 +183,8 @@ class Sampler:
         blind = ids.masked_fill(self.given[index, : ids.shape[1]], self.mask_id)
         both, valid = torch.cat((ids, blind)), None if valid is None else torch.cat((valid, valid))
         logits = self.network.predict(both, torch.cat((asked, asked)), valid=valid, attention=self.attention)
-        return guide(*logits.chunk(2), self.settings.cfg_scale, self.mask_id)
+        seen, unseen = logits.chunk(2)
+        return guide(seen, unseen, self.settings.cfg_scale, self.mask_id)
 
     def _boost(self, live: list[Row], active: Tensor, asked: Tensor, logits: Tensor) -> Float[Tensor, "n v"]:
         """Let the rule change the logits by what it remembers of each position of the block."""
@@ -208,7 +209,7 @@ class Sampler:
         edited = remasked = torch.zeros_like(asked)
         if not self.revises:
             return edited, remasked, proposed
-        settings, l = self.settings, ids.shape[1]
+        settings, longest = self.settings, ids.shape[1]
         current, committed = ids[asked], ~masked[asked]
         gone = torch.zeros_like(committed)
         if settings.edit_threshold is not None:
@@ -216,10 +217,10 @@ class Sampler:
             edited = edited.masked_scatter(asked, gone)
             proposed = torch.where(edited, proposed.masked_scatter(asked, token), proposed)
         if settings.remask_threshold is not None:
-            times = self.remasked[index, :l]
+            times = self.remasked[index, :longest]
             back = remasks(signals, current, committed & ~gone, times[asked], settings.remask_threshold)
             remasked = remasked.masked_scatter(asked, back)
-            self.remasked[index, :l] = times + remasked
+            self.remasked[index, :longest] = times + remasked
         return edited, remasked, proposed
 
     def _stays(self, row: Row, clean: bool, had_masks: bool, has_edits: bool) -> bool:
@@ -238,19 +239,20 @@ class Sampler:
     def _tell(
         self, on_step: OnStep, live: list[Row], ids: Tensor, commit: Tensor, edited: Tensor, remasked: Tensor
     ) -> None:
-        on_step(
-            StepEvent(
-                step=self.step,
-                nfe=live[0].nfe,
-                request_ids=tuple(row.request.request_id for row in live),
-                prompt_lengths=tuple(_prompt_length(row.request) for row in live),
-                lengths=tuple(row.block.length for row in live),
-                canvas=ids.cpu(),
-                committed=commit.cpu(),
-                edited=edited.cpu(),
-                remasked=remasked.cpu(),
-            )
+        with torch.inference_mode(False):  # what leaves this room are ordinary tensors
+            canvas, *changes = (x.clone().cpu() for x in (ids, commit, edited, remasked))
+        event = StepEvent(
+            step=self.step,
+            nfe=live[0].nfe,
+            request_ids=tuple(row.request.request_id for row in live),
+            prompt_lengths=tuple(_prompt_length(row.request) for row in live),
+            lengths=tuple(row.block.length for row in live),
+            canvas=canvas,
+            committed=changes[0],
+            edited=changes[1],
+            remasked=changes[2],
         )
+        on_step(event)
 
 
 def _key(row: Row) -> tuple[int, int]:

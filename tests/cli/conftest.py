@@ -16,7 +16,7 @@ def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     """Run `dlm-infer` on the fake model: (exit status, standard output, standard error)."""
     for name in ("load", "generate", "infill"):
         monkeypatch.setitem(vars(dlm), name, getattr(fake, name))  # not setattr: it would fetch the real one first
-    show.lm_of.cache_clear()
+    show._load.cache_clear()
 
     def run(*argv: str, stdin: str | None = None) -> tuple[int, str, str]:
         stream = io.StringIO(stdin or "")
@@ -26,4 +26,4 @@ def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
         return status, *capsys.readouterr()
 
     yield run
-    show.lm_of.cache_clear()
+    show._load.cache_clear()

@@ -130,7 +130,9 @@ def test_confidence_is_of_the_truncated_distribution():
 
 def test_greedy_ignores_truncation():
     logits = random_logits(10)
-    assert torch.equal(choose(logits, mask_id=MASK, top_k=1, top_p=0.1).confidence, choose(logits, mask_id=MASK).confidence)
+    assert torch.equal(
+        choose(logits, mask_id=MASK, top_k=1, top_p=0.1).confidence, choose(logits, mask_id=MASK).confidence
+    )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -91,16 +91,16 @@ CASES = [
 ]
 
 
-def rows(seed: int, b: int = 64, l: int = 11) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rows(seed: int, b: int = 64, length: int = 11) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scores on a coarse grid, so that ties are many; the first rows have no mask, one, and nothing but masks."""
     draw = torch.Generator().manual_seed(seed)
     grid = (2, 5, 9)[seed % 3]
-    score = torch.randint(0, grid, (b, l), generator=draw) / (grid - 1)
+    score = torch.randint(0, grid, (b, length), generator=draw) / (grid - 1)
     if seed % 4 == 3:
-        score = torch.rand(b, l, generator=draw)
-    masked = torch.rand(b, l, generator=draw) < torch.rand(b, 1, generator=draw)
-    masked[0], masked[1], masked[2] = False, torch.arange(l) == l - 1, True
-    return score, masked, torch.randint(1, l + 2, (b,), generator=draw)
+        score = torch.rand(b, length, generator=draw)
+    masked = torch.rand(b, length, generator=draw) < torch.rand(b, 1, generator=draw)
+    masked[0], masked[1], masked[2] = False, torch.arange(length) == length - 1, True
+    return score, masked, torch.randint(1, length + 2, (b,), generator=draw)
 
 
 @pytest.mark.parametrize(("rule", "definition"), CASES, ids=str)

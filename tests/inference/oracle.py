@@ -16,7 +16,9 @@ def softmax(row: np.ndarray) -> np.ndarray:
     return e / e.sum()
 
 
-def llada(lm: LM, prompt: list[int], gen_length: int, block_length: int, steps: int, cfg_scale: float = 0.0) -> list[int]:
+def llada(
+    lm: LM, prompt: list[int], gen_length: int, block_length: int, steps: int, cfg_scale: float = 0.0
+) -> list[int]:
     """Semi-autoregressive low-confidence remasking (LLaDA, algorithm 5 and section B.4), with guidance (section B.3)."""
     mask = lm.config.mask_token_id
     canvas = [*prompt, *[mask] * gen_length]

@@ -10,13 +10,13 @@ from dlm.models import LM, ModelConfig, Transformer
 MASK, EOS = 256, 257
 
 
-def byte_tokenizer() -> Tokenizer:
-    """256 bytes, [MASK] and <|endoftext|>."""
+def byte_tokenizer(mask: str = "[MASK]") -> Tokenizer:
+    """256 bytes, the mask and <|endoftext|>."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["[MASK]", "<|endoftext|>"])
+    backend.add_special_tokens([mask, "<|endoftext|>"])
     tokenizer = Tokenizer(backend)
     assert (tokenizer.mask_token_id, tokenizer.eos_token_id) == (MASK, EOS)
     return tokenizer

@@ -84,6 +84,7 @@ def test_saving_again_removes_stale_weights_and_keeps_other_files(tmp_path: Path
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.slow
 def test_a_killed_save_leaves_what_was_there(tmp_path: Path) -> None:
     lm, ids = tiny.model("Dream"), tiny.tokens()
     lm.save(tmp_path / "m")

@@ -1,0 +1,50 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlm.data.config import DataConfig
+from dlm.errors import UserError
+from dlm.evaluation.bound import HEADINGS, measure_bound
+from dlm.models import LM
+from tests.inference.tiny import text_lm
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataConfig:
+    """100 held-out bytes, each document with its end-of-text."""
+    for i in range(4):
+        (tmp_path / f"{i}.txt").write_text("".join(chr(97 + (i * j) % 26) for j in range(25)))
+    return DataConfig(source="text", paths=(f"{tmp_path}/*",), heldout_paths=(f"{tmp_path}/*",), cache=False)
+
+
+def indifferent(lm: LM) -> LM:
+    with torch.no_grad():
+        for p in lm.network.parameters():
+            p.zero_()
+    return lm
+
+
+def test_an_indifferent_model_needs_the_logarithm_of_its_vocabulary(data: DataConfig) -> None:
+    lm = indifferent(text_lm(mask_in_softmax=False))
+    found = measure_bound(lm, data, length=26, draws=3)
+    assert (found.sequences, found.tokens, found.bytes) == (4, 104, 100)
+    assert found.nats_per_token == pytest.approx(math.log(257), rel=1e-5)
+    assert found.nats_error == pytest.approx(0, abs=1e-5)
+    assert found.bits_per_byte == pytest.approx(104 / 100 * math.log2(257), rel=1e-5)
+    assert found.perplexity == pytest.approx(257, rel=1e-4)
+    assert set(HEADINGS) == set(found.row())
+
+
+def test_few_sequences_and_repeated_masks(data: DataConfig) -> None:
+    lm = text_lm()
+    once, again = (measure_bound(lm, data, length=26, sequences=2, draws=4, seed=5) for _ in range(2))
+    assert once.sequences == 2
+    assert once.nats_error > 0
+    assert (once.nats_per_token, once.nats_error) == (again.nats_per_token, again.nats_error)
+
+
+def test_nothing_to_measure(data: DataConfig) -> None:
+    with pytest.raises(UserError, match="draws = 0"):
+        measure_bound(text_lm(), data, length=26, draws=0)

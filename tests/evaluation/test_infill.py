@@ -1,0 +1,131 @@
+import json
+
+import pytest
+
+from dlm.errors import UserError
+from dlm.evaluation.decoding import Decoding
+from dlm.evaluation.infill import HEADINGS, answer_of, evaluate_infill, grade, window
+from dlm.evaluation.lines import LineTask
+from dlm.evaluation.rate import Rate
+from tests.evaluation.knowing import text_lm
+from tests.inference.tiny import EOS, MASK
+from tests.inference.tiny import text_lm as random_lm
+
+TASK = LineTask(name="a:2", prefix="def f(x):\n    ", line="return x", suffix="\n\ny = f(1)\n")
+OPEN = LineTask(name="b:2", prefix="def f(x):\n\n", line="    return x", suffix="\n\ny = f(1)\n")
+
+
+def ids(text: str) -> list[int]:
+    return random_lm().encode(text)
+
+
+def test_window_holds_both_sides() -> None:
+    shown = window(random_lm(), TASK, 200, "oracle")
+    assert shown.ids == ids(TASK.prefix) + [MASK] * 8 + ids(TASK.suffix)
+    assert (shown.hole, shown.lead) == (8, False)
+
+
+@pytest.mark.parametrize(
+    ("length", "left", "right"), [(20, 6, 6), (21, 7, 6), (30, 11, 11), (31, 12, 11), (60, 14, 11)]
+)
+def test_window_is_shared_between_the_sides(length: int, left: int, right: int) -> None:
+    shown = window(random_lm(), TASK, length, "oracle").ids
+    assert shown == ids(TASK.prefix)[-left:] + [MASK] * 8 + ids(TASK.suffix)[:right]
+    assert len(shown) == min(length, 33)
+
+
+def test_window_gives_a_short_side_s_room_to_the_other() -> None:
+    task = LineTask(name="c", prefix="abcdefghijklmn", line="x=1", suffix="\n")
+    assert window(random_lm(), task, 12, "oracle").ids == ids("ghijklmn") + [MASK] * 3 + ids("\n")
+
+
+def test_given_length_is_rounded_up() -> None:
+    assert window(random_lm(), TASK, 200, "given").hole == 8
+    assert window(random_lm(), OPEN, 200, "given").hole == 16
+
+
+def test_a_hole_with_indentation_begins_with_the_line_break() -> None:
+    shown = window(random_lm(), OPEN, 200, "oracle")
+    assert shown.ids == ids("def f(x):") + [MASK] * 14 + ids(OPEN.suffix)
+    assert (shown.hole, shown.lead) == (14, True)
+
+
+def test_masks_in_a_file_are_text() -> None:
+    task = LineTask(name="d", prefix="[MASK]", line="x", suffix="")
+    assert window(random_lm(), task, 50, "oracle").ids.count(MASK) == 1
+
+
+def test_window_refuses_what_cannot_fit() -> None:
+    with pytest.raises(UserError, match="a:2: a hole of 8 tokens leaves no context in a window of 15"):
+        window(random_lm(), TASK, 15, "oracle")
+    with pytest.raises(UserError, match="known hole lengths are oracle, given"):
+        window(random_lm(), TASK, 50, "guess")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "lead", "answer"),
+    [
+        ("return x", False, "return x"),
+        ("return x\n    y", False, "return x"),
+        ("\nreturn x", False, ""),
+        ("return x \r\n", False, "return x "),
+        ("", False, ""),
+        ("\n    return x", True, "    return x"),
+        ("\n\n    return x\nmore", True, "    return x"),
+        ("    return x", True, ""),
+        ("\n", True, ""),
+    ],
+)
+def test_answers(text: str, lead: bool, answer: str) -> None:
+    lm = random_lm()
+    assert answer_of(lm, ids(text), lead) == answer
+    assert answer_of(lm, [*ids(text), EOS, *ids("junk")], lead) == answer
+
+
+def test_grades_by_hand() -> None:
+    def verdict(task: LineTask, answer: str) -> tuple[bool, bool, bool]:
+        found = grade(task, answer)
+        return found.exact, found.stripped, found.parses
+
+    assert verdict(TASK, "return x") == (True, True, True)
+    assert verdict(TASK, "return x  ") == (False, True, True)
+    assert verdict(TASK, "return y") == (False, False, True)
+    assert verdict(TASK, "return (") == (False, False, False)
+    assert verdict(TASK, "") == (False, False, False)
+    assert verdict(OPEN, "    return x") == (True, True, True)
+    assert verdict(OPEN, "  return x") == (False, True, True)
+    assert verdict(OPEN, "return x") == (False, True, False)
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_model_that_knows_gets_what_it_knows(batch_size: int) -> None:
+    """One right, one wrong but Python, one broken; with the given length the rest is thrown away."""
+    written = {"return x": "return x", "return xx": "return xy", "return xxx": "return (xx"}
+    tasks = [LineTask(name=line, prefix=TASK.prefix, line=line, suffix=f"\ny = {len(line)}\n") for line in written]
+    full = [t.filled(written[t.line]) for t in tasks]
+    oracle = evaluate_infill(text_lm([ids(t) for t in full]), tasks, length=64, batch_size=batch_size)
+    assert (oracle.exact, oracle.stripped, oracle.parses) == (Rate(1, 3), Rate(1, 3), Rate(2, 3))
+    assert (oracle.true_parses, oracle.blank_parses) == (Rate(3, 3), Rate(0, 3))
+    assert oracle.tpf == 1.0
+    longer = [t.filled(written[t.line] + "\n#######"[: -len(t.line) % 8]) for t in tasks]
+    given = evaluate_infill(
+        text_lm([ids(t) for t in longer]),
+        tasks,
+        hole="given",
+        decoding=Decoding(rule="threshold", options={"threshold": 0.9}),
+        length=64,
+        batch_size=batch_size,
+    )
+    assert [g.answer for g in given.grades] == list(written.values())
+    assert (given.exact, given.parses) == (Rate(1, 3), Rate(2, 3))
+    assert given.hole_tokens == pytest.approx(40 / 3)
+    assert given.tpf == pytest.approx(40 / 3)
+    assert set(HEADINGS) == set(given.row())
+    assert len(json.loads(json.dumps(given.to_dict(examples=2)))["examples"]) == 2
+
+
+def test_a_random_model_is_wrong_and_nothing_breaks() -> None:
+    result = evaluate_infill(random_lm(), [TASK, OPEN], length=64)
+    assert result.exact == Rate(0, 2)
+    with pytest.raises(UserError, match="no lines"):
+        evaluate_infill(random_lm(), [])
