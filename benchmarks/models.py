@@ -45,13 +45,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add("names", nargs="*", default=["sudoku", "pico"], help="bundled models, or a name for --model (default: both)")
     add("--model", help="folder or hub id to measure instead of the bundled model of that name")
     add("--run", help="run folder (metrics.jsonl, checkpoints/) the card is written from")
-    add(
-        "--card",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="write the card there (default: README.md in the model's folder)",
-    )
+    add("--card", nargs="?", const="", metavar="FILE", help="write the card (default: README.md beside the weights)")
     add("--hardware", help="what the run was trained on (default: this machine)")
     add("--puzzles", type=int, default=1000, help="puzzles for the main rules (1000)")
     add("--sweep", type=int, default=200, help="puzzles for the other rules; 0: none (200)")

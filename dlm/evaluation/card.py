@@ -63,6 +63,7 @@ def changed(config: Mapping[str, Any]) -> dict[str, Any]:
     found = _difference(config, TrainConfig.model_validate({}).model_dump(mode="json"))
     for key in ("out", "resume", "threads"):
         found.get("train", {}).pop(key, None)
+    found.get("model", {}).pop("vocab_size", None)  # the tokenizer's; the card states it
     for key in ("log", "checkpoint"):
         found.pop(key, None)
     if found.get("train", {}).get("tokenizer"):

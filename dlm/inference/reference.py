@@ -162,7 +162,8 @@ class Sampler:
         address = None
         if self.settings.temperature > 0 or self.rule.score == "order":
             row, position = asked.nonzero(as_tuple=True)
-            seed, number = (torch.tensor(x, device=self.device)[row] for x in zip(*map(_key, live), strict=True))
+            owners = [(r.request.seed, r.request.sample) for r in live]
+            seed, number = torch.tensor(owners, device=self.device)[row].unbind(-1)
             address = Address(seed=seed, sample=number, step=torch.full_like(row, self.step), position=position)
         s = self.settings
         signals = choose(
@@ -245,7 +246,7 @@ class Sampler:
             step=self.step,
             nfe=live[0].nfe,
             request_ids=tuple(row.request.request_id for row in live),
-            prompt_lengths=tuple(_prompt_length(row.request) for row in live),
+            prompt_lengths=tuple(row.request.prompt_length for row in live),
             lengths=tuple(row.block.length for row in live),
             canvas=canvas,
             committed=changes[0],
@@ -253,11 +254,3 @@ class Sampler:
             remasked=changes[2],
         )
         on_step(event)
-
-
-def _key(row: Row) -> tuple[int, int]:
-    return row.request.seed, row.request.sample
-
-
-def _prompt_length(request: Request) -> int:
-    return request.holes[0].start if request.holes else len(request.ids)

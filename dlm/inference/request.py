@@ -27,6 +27,11 @@ class Request:
     sample: int = 0
     """Its number among the samples asked of one prompt: part of the address of its random numbers."""
 
+    @property
+    def prompt_length(self) -> int:
+        """Tokens given before the first generated one."""
+        return self.holes[0].start if self.holes else len(self.ids)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent:

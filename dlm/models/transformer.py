@@ -64,7 +64,9 @@ class Transformer(nn.Module):
         self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         # Recomputed rather than stored: never in a checkpoint, and always fp32 and right after a meta-device load.
         self.rope = None if learned else rope_frequencies(config)
 

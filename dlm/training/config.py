@@ -15,23 +15,27 @@ class Section(BaseModel):
 class GroupConfig(Section):
     """One group of parameters."""
 
-    algorithm: Literal["adamw", "muon"] = Field("adamw", description="optimiser of this group; muon is for hidden matrices")
-    lr_scale: float = Field(1.0, ge=0, description="this group's learning rate is train.lr times this; 0 freezes it")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
+    algorithm: Literal["adamw", "muon"] = Field(
+        default="adamw", description="optimiser of this group; muon is for hidden matrices"
+    )
+    lr_scale: float = Field(
+        default=1.0, ge=0, description="this group's learning rate is train.lr times this; 0 freezes it"
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay")
 
 
 class OptimConfig(Section):
     """Per-group optimiser settings; train.lr is the common factor."""
 
-    hidden: GroupConfig = Field(GroupConfig(weight_decay=0.01), description="matrices inside the layers")
-    embed: GroupConfig = Field(GroupConfig(), description="token and position embeddings (and a tied head)")
-    head: GroupConfig = Field(GroupConfig(), description="untied output head")
-    scalar: GroupConfig = Field(GroupConfig(), description="norm weights, biases, routers, stacked experts")
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW first moment")
-    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW second moment")
-    eps: float = Field(1e-8, gt=0, description="AdamW epsilon")
-    momentum: float = Field(0.95, ge=0, lt=1, description="Muon momentum (Nesterov)")
-    ns_steps: int = Field(5, ge=1, le=20, description="Muon Newton-Schulz iterations")
+    hidden: GroupConfig = Field(default=GroupConfig(weight_decay=0.01), description="matrices inside the layers")
+    embed: GroupConfig = Field(default=GroupConfig(), description="token and position embeddings (and a tied head)")
+    head: GroupConfig = Field(default=GroupConfig(), description="untied output head")
+    scalar: GroupConfig = Field(default=GroupConfig(), description="norm weights, biases, routers, stacked experts")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW first moment")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="AdamW second moment")
+    eps: float = Field(default=1e-8, gt=0, description="AdamW epsilon")
+    momentum: float = Field(default=0.95, ge=0, lt=1, description="Muon momentum (Nesterov)")
+    ns_steps: int = Field(default=5, ge=1, le=20, description="Muon Newton-Schulz iterations")
 
     @model_validator(mode="after")
     def _muon_on_matrices(self) -> Self:
@@ -44,84 +48,112 @@ class OptimConfig(Section):
 class TrainSection(Section):
     """The run itself."""
 
-    out: str = Field("runs/train", description="run folder: the final model, metrics.jsonl and checkpoints/")
-    init_from: str | None = Field(None, description="start from these weights: bundled name, folder or hub id; none: from scratch")
-    tokenizer: str | None = Field(None, description="tokenizer folder; none: init_from's, or the data's own (sudoku)")
-    steps: int = Field(1000, ge=1, description="optimiser steps")
-    batch_size: int = Field(8, ge=1, description="sequences a step, over all processes and accumulation")
-    micro_batch_size: int | None = Field(None, ge=1, description="sequences a forward in each process; none: no accumulation")
-    length: int = Field(256, ge=1, description="tokens a sequence")
-    lr: float = Field(1e-3, gt=0, description="peak learning rate")
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
-        "cosine", description="learning rate after the warm-up; wsd: constant, then linear over the last decay_steps"
+    out: str = Field(default="runs/train", description="run folder: the final model, metrics.jsonl and checkpoints/")
+    init_from: str | None = Field(
+        default=None, description="start from these weights: bundled name, folder or hub id; none: from scratch"
     )
-    decay_steps: int = Field(0, ge=0, description="schedule = wsd: length of the final decay; such a run can be extended")
-    warmup_steps: int = Field(50, ge=0, description="linear warm-up from 0")
-    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="final learning rate over the peak")
-    clip: float = Field(1.0, ge=0, description="maximum gradient norm; 0: no clipping")
-    ema: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights that are validated and saved; 0: none")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast (weights stay fp32)")
-    gradient_checkpointing: bool = Field(False, description="recompute each layer in the backward pass to save memory")
-    compile: bool = Field(False, description="torch.compile the layers")
-    seed: int = Field(0, ge=0, lt=2**32, description="weights, masks and data order")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where to train; auto: the best there is")
-    threads: int | None = Field(None, ge=1, description="CPU threads; none: torch's choice")
-    save_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of the final model")
-    resume: bool = Field(True, description="go on from the newest checkpoint in `out`, if there is one")
+    tokenizer: str | None = Field(
+        default=None, description="tokenizer folder; none: init_from's, or the data's own (sudoku)"
+    )
+    steps: int = Field(default=1000, ge=1, description="optimiser steps")
+    batch_size: int = Field(default=8, ge=1, description="sequences a step, over all processes and accumulation")
+    micro_batch_size: int | None = Field(
+        default=None, ge=1, description="sequences a forward in each process; none: no accumulation"
+    )
+    length: int = Field(default=256, ge=1, description="tokens a sequence")
+    lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
+        default="cosine",
+        description="learning rate after the warm-up; wsd: constant, then linear over the last decay_steps",
+    )
+    decay_steps: int = Field(
+        default=0, ge=0, description="schedule = wsd: length of the final decay; such a run can be extended"
+    )
+    warmup_steps: int = Field(default=50, ge=0, description="linear warm-up from 0")
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="final learning rate over the peak")
+    clip: float = Field(default=1.0, ge=0, description="maximum gradient norm; 0: no clipping")
+    ema: float = Field(
+        default=0.0, ge=0, lt=1, description="decay of the averaged weights that are validated and saved; 0: none"
+    )
+    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="bf16: autocast (weights stay fp32)")
+    gradient_checkpointing: bool = Field(
+        default=False, description="recompute each layer in the backward pass to save memory"
+    )
+    compile: bool = Field(default=False, description="torch.compile the layers")
+    seed: int = Field(default=0, ge=0, lt=2**32, description="weights, masks and data order")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        default="auto", description="where to train; auto: the best there is"
+    )
+    threads: int | None = Field(default=None, ge=1, description="CPU threads; none: torch's choice")
+    save_dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="dtype of the final model"
+    )
+    resume: bool = Field(default=True, description="go on from the newest checkpoint in `out`, if there is one")
 
 
 class ObjectiveConfig(Section):
     """What is minimised."""
 
-    name: Literal["masked_diffusion"] = Field("masked_diffusion", description="a key of dlm.training.objectives.OBJECTIVES")
-    weighting: Literal["bound", "uniform"] = Field("bound", description="1/p, which makes the loss the likelihood bound; or uniform")
-    antithetic: bool = Field(True, description="spread the noise levels of a batch evenly (lower variance, same expectation)")
-    exact_count: bool = Field(False, description="mask an exact number of tokens instead of independently")
-    complementary: bool = Field(False, description="second pass on the complement of the mask")
+    name: Literal["masked_diffusion"] = Field(
+        default="masked_diffusion", description="a key of dlm.training.objectives.OBJECTIVES"
+    )
+    weighting: Literal["bound", "uniform"] = Field(
+        default="bound", description="1/p, which makes the loss the likelihood bound; or uniform"
+    )
+    antithetic: bool = Field(
+        default=True, description="spread the noise levels of a batch evenly (lower variance, same expectation)"
+    )
+    exact_count: bool = Field(default=False, description="mask an exact number of tokens instead of independently")
+    complementary: bool = Field(default=False, description="second pass on the complement of the mask")
     truncate_probability: float = Field(
-        0.01, ge=0, le=1, description="share of steps whose sequences are cut to a random length (LLaDA); pre-training only"
+        default=0.01,
+        ge=0,
+        le=1,
+        description="share of steps whose sequences are cut to a random length (LLaDA); pre-training only",
     )
 
 
 class EvalConfig(Section):
     """Validation by the likelihood bound, and samples to look at."""
 
-    every: int = Field(250, ge=0, description="steps between validations; 0: only at the end")
-    sequences: int = Field(64, ge=0, description="held-out sequences; 0: no validation")
-    draws: int = Field(4, ge=1, description="Monte Carlo draws a sequence")
-    batch_size: int = Field(16, ge=1, description="sequences a forward")
-    sample_every: int = Field(0, ge=0, description="steps between printed samples; 0: none")
-    prompts: tuple[str, ...] = Field((), description="prompts of the samples; [MASK:n] marks holes")
-    gen_length: int = Field(32, ge=1, description="tokens a sample without holes")
+    every: int = Field(default=250, ge=0, description="steps between validations; 0: only at the end")
+    sequences: int = Field(default=64, ge=0, description="held-out sequences; 0: no validation")
+    draws: int = Field(default=4, ge=1, description="Monte Carlo draws a sequence")
+    batch_size: int = Field(default=16, ge=1, description="sequences a forward")
+    sample_every: int = Field(default=0, ge=0, description="steps between printed samples; 0: none")
+    prompts: tuple[str, ...] = Field(default=(), description="prompts of the samples; [MASK:n] marks holes")
+    gen_length: int = Field(default=32, ge=1, description="tokens a sample without holes")
 
 
 class CheckpointConfig(Section):
     """Exactly resumable checkpoints: weights, optimiser, schedule, EMA and the position in the data."""
 
-    every: int = Field(500, ge=0, description="steps between checkpoints; 0: only when stopped by a signal")
-    keep_last: int = Field(2, ge=1, description="older ones are deleted")
+    every: int = Field(default=500, ge=0, description="steps between checkpoints; 0: only when stopped by a signal")
+    keep_last: int = Field(default=2, ge=1, description="older ones are deleted")
 
 
 class LogConfig(Section):
     """Where numbers go. metrics.jsonl in the run folder is always written."""
 
-    every: int = Field(10, ge=1, description="steps between lines")
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field((), description="accelerate's trackers to use as well")
-    project: str = Field("dlm", description="project name for the trackers")
-    progress: bool = Field(True, description="progress bar on a terminal")
+    every: int = Field(default=10, ge=1, description="steps between lines")
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
+        default=(), description="accelerate's trackers to use as well"
+    )
+    project: str = Field(default="dlm", description="project name for the trackers")
+    progress: bool = Field(default=True, description="progress bar on a terminal")
 
 
 class TrainConfig(Section):
     """Everything `dlm-train` reads."""
 
-    train: TrainSection = Field(TrainSection(), description="the run itself")
-    model: ModelConfig = Field(ModelConfig(), description="the network's shape, when training from scratch")
-    data: DataConfig = Field(DataConfig(), description="what to train on")
-    objective: ObjectiveConfig = Field(ObjectiveConfig(), description="what is minimised")
-    optim: OptimConfig = Field(OptimConfig(), description="optimiser groups")
-    eval: EvalConfig = Field(EvalConfig(), description="validation and samples")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="checkpoints")
-    log: LogConfig = Field(LogConfig(), description="logging")
+    train: TrainSection = Field(default=TrainSection(), description="the run itself")
+    model: ModelConfig = Field(default=ModelConfig(), description="the network's shape, when training from scratch")
+    data: DataConfig = Field(default=DataConfig(), description="what to train on")
+    objective: ObjectiveConfig = Field(default=ObjectiveConfig(), description="what is minimised")
+    optim: OptimConfig = Field(default=OptimConfig(), description="optimiser groups")
+    eval: EvalConfig = Field(default=EvalConfig(), description="validation and samples")
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="checkpoints")
+    log: LogConfig = Field(default=LogConfig(), description="logging")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -129,9 +161,13 @@ class TrainConfig(Section):
         if t.warmup_steps > t.steps:
             raise ValueError(f"train.warmup_steps = {t.warmup_steps} exceeds train.steps = {t.steps}")
         if (t.schedule == "wsd") != (t.decay_steps > 0):
-            raise ValueError(f"train.schedule = {t.schedule!r} and train.decay_steps = {t.decay_steps}: wsd, and only wsd, decays so")
+            raise ValueError(
+                f"train.schedule = {t.schedule!r} and train.decay_steps = {t.decay_steps}: wsd, and only wsd, decays so"
+            )
         if t.micro_batch_size and t.batch_size % t.micro_batch_size:
-            raise ValueError(f"train.batch_size = {t.batch_size} is not a multiple of train.micro_batch_size = {t.micro_batch_size}")
+            raise ValueError(
+                f"train.batch_size = {t.batch_size} is not a multiple of train.micro_batch_size = {t.micro_batch_size}"
+            )
         if t.init_from is None and t.length > self.model.max_position_embeddings:
             raise ValueError(
                 f"train.length = {t.length} exceeds model.max_position_embeddings = {self.model.max_position_embeddings}"

@@ -1,12 +1,10 @@
 """The training loop, on accelerate: one process, DDP, FSDP2 or DeepSpeed by `accelerate launch`. Knows no command line."""
 
 import json
-import signal
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -24,12 +22,23 @@ from dlm.training import checkpoint
 from dlm.training.config import TrainConfig
 from dlm.training.objectives import OBJECTIVES, Batch
 from dlm.training.optim import build_optimizers, build_schedules
-from dlm.training.progress import Bar, Metrics, flops_a_token, gemm_ceiling
+from dlm.training.report import Report
+from dlm.training.signals import StopRequest, sum_over_processes
 from dlm.training.start import starting_point
+from dlm.training.throughput import flops_a_token
 from dlm.training.validate import HeldOut
 
 # Changing these between stop and resume does not change the numbers that a run computes.
-FREE = {"log", "checkpoint", "train.out", "train.resume", "train.threads", "train.device", "train.save_dtype", "data.prefetch"}
+FREE = {
+    "log",
+    "checkpoint",
+    "train.out",
+    "train.resume",
+    "train.threads",
+    "train.device",
+    "train.save_dtype",
+    "data.prefetch",
+}
 FREE |= {"data.cache", "eval.sample_every", "eval.prompts", "eval.gen_length", "train.gradient_checkpointing"}
 
 
@@ -88,14 +97,13 @@ class Run:
         mask_id = self.lm.require_mask_id()
         objective = OBJECTIVES[config.objective.name](self.network, config.objective, mask_id, t.seed, t.length)
         if t.compile:
-            self.network.hidden = torch.compile(self.network.hidden, dynamic=False)
-            objective.rows_loss = torch.compile(objective.rows_loss, dynamic=True)
+            objective.compile_parts()
         self.schedules = build_schedules(optimizers, t)
         self.objective, *self.optimizers = a.prepare(objective, *optimizers)
         self.ema = AveragedModel(self.network, multi_avg_fn=get_ema_multi_avg_fn(t.ema)) if t.ema else None
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         a.register_for_checkpointing(self)
-        self.stop_signal: str | None = None
+        self.stop = StopRequest()
 
     # --- the state that accelerate saves beside model, optimisers and random generators ---------------------------
 
@@ -153,38 +161,39 @@ class Run:
         if a.is_main_process:
             self.out.mkdir(parents=True, exist_ok=True)
         self.resume()
-        if c.log.trackers:
-            a.init_trackers(c.log.project, config=_flat(c.model_dump(mode="json")))
         result = TrainResult(self.out, self.step)
-        metrics = Metrics(self.out / "metrics.jsonl", self.step) if a.is_main_process else None
-        self.ceiling = gemm_ceiling(a.device, torch.bfloat16 if c.train.precision == "bf16" else torch.float32)
         parameters = sum(p.numel() for p in self.network.parameters())
-        self.flops = flops_a_token(self.network.config, parameters, c.train.length)
-        with _Signals(self), Bar(c.train.steps, self.step, a.is_main_process and c.log.progress) as bar:
-            if self.step == 0 and c.checkpoint.every:
-                bar.say(f"{parameters:,} parameters, GEMM ceiling {self.ceiling / 1e9:.0f} GFLOP/s, {c.train.steps} steps")
-            while self.step < c.train.steps and not self._stopped():
+        flops = flops_a_token(self.network.config, parameters, c.train.length)
+        with self.stop, Report(c, a, flops, self.step) as report:
+            report.say(
+                f"{parameters:,} parameters, GEMM ceiling {report.ceiling / 1e9:.0f} GFLOP/s, {c.train.steps} steps"
+            )
+            while self.step < c.train.steps and not self.stop.anywhere(a):
                 started = time.perf_counter()
                 loss, norm = self.optimiser_step()
-                self.seconds += time.perf_counter() - started
+                seconds = time.perf_counter() - started
+                self.seconds += seconds
                 result.losses.append(loss)
-                self._report(loss, norm, time.perf_counter() - started, metrics, bar)
+                lr = self.schedules[0].get_last_lr()[0]
+                report.training(self.step, loss, norm, lr, self.tokens, seconds, self.seconds)
                 last = self.step == c.train.steps
-                if c.checkpoint.every and (self.step % c.checkpoint.every == 0 or last):
+                if c.checkpoint.every and (last or self.step % c.checkpoint.every == 0):
                     self.save_checkpoint()
                 if self.held_out and (last or (c.eval.every and self.step % c.eval.every == 0)):
-                    self._validate(result, metrics, bar)
-                if c.eval.sample_every and self.step % c.eval.sample_every == 0 and a.is_main_process:
-                    self._sample(bar)
-            if self.stop_signal:
+                    found = self.held_out.bound(self.averaged, self.lm.require_mask_id(), c.eval.draws)
+                    result.bound, result.bits_per_byte = found.per_token, found.bits_per_byte
+                    report.validation(self.step, self.tokens, found)
+                if c.eval.sample_every and self.step % c.eval.sample_every == 0:
+                    self._sample(report)
+            if self.stop.name:
                 self.save_checkpoint()
-                bar.say(f"{self.stop_signal}: checkpoint of step {self.step} written to {self.out}; run again to go on")
-        result.steps, result.stopped_by = self.step, self.stop_signal
-        if not self.stop_signal:
+                report.say(
+                    f"{self.stop.name}: checkpoint of step {self.step} written to {self.out}; run again to go on"
+                )
+        result.steps, result.stopped_by = self.step, self.stop.name
+        if not self.stop.name:
             self._save_final()
         self.loader.close()
-        if c.log.trackers:
-            a.end_training()
         return result
 
     def optimiser_step(self) -> tuple[float, float]:
@@ -194,7 +203,8 @@ class Run:
         total = torch.zeros((), device=a.device)
         for start in range(0, len(batch.index), self.micro):
             last = start + self.micro >= len(batch.index)
-            with torch.enable_grad(), _maybe_sync(a, self.objective, last):
+            exchange: AbstractContextManager = nullcontext() if last else a.no_sync(self.objective)
+            with torch.enable_grad(), exchange:
                 with a.autocast():
                     loss = self.objective(batch.rows(start, start + self.micro))
                 a.backward(loss * a.num_processes)  # data parallel averages gradients; shares must add up
@@ -208,84 +218,53 @@ class Run:
         self.tokens += t.batch_size * t.length
         if self.ema:
             self.ema.update_parameters(self.network)
-        return float(a.reduce(total, "sum")), float(norm)
+        return sum_over_processes(a, total), float(torch.as_tensor(norm))
 
     def _batch(self) -> Batch:
         try:
             rows = next(self.loader)
         except StopIteration:
-            raise UserError(f"the data ended after {self.step} steps of {self.config.train.steps}: fewer steps, or more data") from None
+            raise UserError(
+                f"the data ended after {self.step} steps of {self.config.train.steps}: fewer steps, or more data"
+            ) from None
         device = self.accelerator.device
         ids = rows["input_ids"].to(device)
         prompt = rows["prompt_mask"]
         answer = torch.ones_like(ids, dtype=torch.bool) if prompt is None else ~prompt.to(device)
         return Batch(ids, answer, rows["index"].to(device), self.step, self.config.train.batch_size)
 
-    def _stopped(self) -> bool:
-        """Whether a signal reached any process, so that all of them stop after the same step."""
-        if self.accelerator.num_processes == 1:
-            return self.stop_signal is not None
-        flag = torch.tensor(float(self.stop_signal is not None), device=self.accelerator.device)
-        if self.accelerator.reduce(flag, "sum") > 0:
-            self.stop_signal = self.stop_signal or "SIGTERM"
-        return self.stop_signal is not None
+    # --- looking at it, and the end -------------------------------------------------------------------------------
 
-    # --- telling --------------------------------------------------------------------------------------------------
-
-    def _report(self, loss: float, norm: float, seconds: float, metrics: Metrics | None, bar: Bar) -> None:
-        c = self.config
-        if self.step % c.log.every and self.step != c.train.steps:
-            return
-        speed = c.train.batch_size * c.train.length / seconds
-        mfu = speed * self.flops / self.ceiling / self.accelerator.num_processes
-        lr = self.schedules[0].get_last_lr()[0]
-        bar.update(self.step, f"loss {loss:.3f}  {getattr(self, 'bound_text', '')}{speed:,.0f} tok/s  MFU {mfu:.0%}")
-        row = {"step": self.step, "loss": loss, "grad_norm": norm, "lr": lr, "tokens": self.tokens}
-        if metrics:
-            metrics.write(**row, tokens_per_second=round(speed, 1), mfu=round(mfu, 4), seconds=round(self.seconds, 2))
-        if c.log.trackers:
-            self.accelerator.log({**row, "tokens_per_second": speed, "mfu": mfu}, step=self.step)
+    @property
+    def averaged(self) -> Transformer:
+        """The weights that are validated and saved: the averaged ones where there are any."""
+        network = self.ema.module if self.ema else self.network
+        assert isinstance(network, Transformer)
+        return network
 
     def _held_out(self) -> HeldOut | None:
         e, t = self.config.eval, self.config.train
         if not e.sequences or not self.accelerator.is_main_process:
             return None
         stream = build_stream(self.config.data, self.lm.tokenizer, t.length, "heldout", t.seed)
-        bytes_ = None
+        sizes = None
         if self.config.data.source != "sudoku" and self.lm.tokenizer is not None:
-            bytes_ = torch.as_tensor(self.lm.tokenizer.token_bytes)
-        held_out = HeldOut(stream, e.sequences, e.batch_size, bytes_)
+            sizes = torch.as_tensor(self.lm.tokenizer.token_bytes)
+        held_out = HeldOut(stream, e.sequences, e.batch_size, sizes)
         return held_out if held_out.batches else None
 
-    def _averaged(self) -> Transformer:
-        return self.ema.module if self.ema else self.network
+    def _sample(self, report: Report) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        import dlm
 
-    def _validate(self, result: TrainResult, metrics: Metrics | None, bar: Bar) -> None:
-        assert self.held_out is not None
-        found = self.held_out.bound(self._averaged(), self.lm.require_mask_id(), self.config.eval.draws)
-        result.bound, result.bits_per_byte = found.per_token, found.bits_per_byte
-        row: dict[str, float] = {"bound": found.per_token[0], "bound_error": found.per_token[1]}
-        text = f"bound {row['bound']:.4f} ± {row['bound_error']:.4f} nats/token"
-        if found.bits_per_byte is not None:
-            row |= {"bits_per_byte": found.bits_per_byte[0], "bits_per_byte_error": found.bits_per_byte[1]}
-            text += f", {row['bits_per_byte']:.4f} ± {row['bits_per_byte_error']:.4f} bits/byte"
-        self.bound_text = f"bound {row['bound']:.3f}  "
-        bar.say(f"step {self.step}: held-out {text}")
-        if metrics:
-            metrics.write(step=self.step, tokens=self.tokens, **row)
-        if self.config.log.trackers:
-            self.accelerator.log(row, step=self.step)
-
-    def _sample(self, bar: Bar) -> None:
-        from dlm.inference import generate, infill
-
-        network = self._averaged().eval()
-        lm = LM(network, self.lm.tokenizer, "training")
+        lm = LM(self.averaged, self.lm.tokenizer, "training")
         for prompt in self.config.eval.prompts:
-            call = infill if "[MASK" in prompt else generate
-            options = {} if call is infill else {"gen_length": self.config.eval.gen_length}
-            bar.say(f"--- step {self.step}\n{call(lm, [prompt], **options)[0].text}")
-        network.train()
+            if "[MASK" in prompt:
+                found = dlm.infill(lm, [prompt])
+            else:
+                found = dlm.generate(lm, [prompt], gen_length=self.config.eval.gen_length)
+            report.say(f"--- step {self.step}: {prompt!r}\n{found[0].text}")
 
     def _save_final(self) -> None:
         a = self.accelerator
@@ -295,46 +274,6 @@ class Run:
             if a.is_main_process:
                 self.network.load_state_dict({k.removeprefix("network."): v for k, v in weights.items()})
         if a.is_main_process:
-            LM(self._averaged(), self.lm.tokenizer, self.lm.name, self.lm.settings, self.lm.generation).save(
-                self.out, dtype=self.config.train.save_dtype
-            )
+            final = LM(self.averaged, self.lm.tokenizer, self.lm.name, self.lm.settings, self.lm.generation)
+            final.save(self.out, dtype=self.config.train.save_dtype)
         a.wait_for_everyone()
-
-
-class _Signals:
-    """While inside, the first SIGINT or SIGTERM asks the run to stop after the step; the second one acts at once."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.before = run, {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self.before[number] = signal.signal(number, self._ask)
-            except ValueError:  # not the main thread, as in some notebooks: then signals stay as they were
-                return
-
-    def _ask(self, number: int, _: FrameType | None) -> None:
-        self.run.stop_signal = signal.Signals(number).name
-        signal.signal(number, self.before[number])
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-
-def _maybe_sync(accelerator: Accelerator, module: torch.nn.Module, last: bool):  # noqa: ANN202
-    """Gradients are exchanged in the last micro-batch only."""
-    return nullcontext() if last else accelerator.no_sync(module)
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested config as dotted keys with values that trackers take."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, (int, float, str, bool)) else str(value)
-    return flat
-

@@ -40,6 +40,15 @@ class MaskedDiffusion(nn.Module):
     def __init__(self, network: Transformer, config: ObjectiveConfig, mask_id: int, seed: int, length: int) -> None:
         super().__init__()
         self.network, self.config, self.mask_id, self.seed, self.length = network, config, mask_id, seed, length
+        self.hidden = network.hidden
+
+    def compile_parts(self) -> None:
+        """torch.compile the network's body for full sequences, and the loss for any number of masked tokens.
+
+        The network itself stays as it is, for validation, averaging and saving.
+        """
+        self.hidden = torch.compile(self.network.hidden, dynamic=False)
+        self.rows_loss = torch.compile(self.rows_loss, dynamic=True)
 
     def forward(self, batch: Batch) -> Tensor:
         """This batch's share of the step's loss, in nats a token."""
@@ -67,7 +76,7 @@ class MaskedDiffusion(nn.Module):
         )
         full = batch.input_ids.shape[1] == self.length
         # The rare truncated step would make torch.compile build the network anew for its length: it runs eagerly.
-        hidden = self.network.hidden(noised.input_ids) if full else Transformer.hidden(self.network, noised.input_ids)
+        hidden = (self.hidden if full else self.network.hidden)(noised.input_ids)
         if self.network.config.shifted_logits:
             hidden = torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)
         lengths = batch.answer.sum(-1)
@@ -76,10 +85,14 @@ class MaskedDiffusion(nn.Module):
         for rows in parts:
             given = (hidden[rows], batch.input_ids, rows, noised.weight, lengths, batch.samples)
             # Several parts: each one's logits are computed again in the backward pass instead of kept.
-            total = total + (self.rows_loss(*given) if len(parts) == 1 else checkpoint(self.rows_loss, *given, use_reentrant=False))
+            total = total + (
+                self.rows_loss(*given) if len(parts) == 1 else checkpoint(self.rows_loss, *given, use_reentrant=False)
+            )
         return total
 
-    def rows_loss(self, hidden: Tensor, targets: Tensor, rows: Tensor, weight: Tensor, lengths: Tensor, samples: int) -> Tensor:
+    def rows_loss(
+        self, hidden: Tensor, targets: Tensor, rows: Tensor, weight: Tensor, lengths: Tensor, samples: int
+    ) -> Tensor:
         """Loss of the masked tokens in `rows`, from their hidden states (n, d)."""
         logits = self.network.suppress(self.network.head(hidden).float(), always=True)
         return masked_diffusion_loss(

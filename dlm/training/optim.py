@@ -20,7 +20,7 @@ class Muon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure=None):  # noqa: ANN001, ANN201 - torch's signature
+    def step(self, closure=None):
         assert closure is None
         for group in self.param_groups:
             alike: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
@@ -34,7 +34,9 @@ class Muon(torch.optim.Muon):
                 update = parameter.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
                 alike[parameter.shape].append((parameter, update))
             for (rows, columns), members in alike.items():
-                updates = orthogonalise(torch.stack([u for _, u in members]), group["ns_coefficients"], group["ns_steps"])
+                updates = orthogonalise(
+                    torch.stack([u for _, u in members]), group["ns_coefficients"], group["ns_steps"]
+                )
                 lr = group["lr"] * 0.2 * math.sqrt(max(rows, columns))  # an AdamW step's typical size: one lr fits both
                 for (parameter, _), update in zip(members, updates, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-lr)

@@ -25,13 +25,21 @@ def starting_point(config: TrainConfig) -> LM:
     tokenizer = _tokenizer(config)
     shape, size = config.model, tokenizer.vocab_size
     if 0 < shape.vocab_size < size:
-        raise UserError(f"model.vocab_size = {shape.vocab_size} is smaller than the tokenizer's {size} tokens; 0 takes the tokenizer's")
-    special = {"mask_token_id": tokenizer.mask_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+        raise UserError(
+            f"model.vocab_size = {shape.vocab_size} is smaller than the tokenizer's {size} tokens; 0 takes the tokenizer's"
+        )
+    special = {
+        "mask_token_id": tokenizer.mask_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     known = {name: special[name] for name in special if getattr(shape, name) is None}
     network = Transformer(shape.model_validate({**shape.model_dump(), **known, "vocab_size": shape.vocab_size or size}))
     network.initialise(torch.Generator().manual_seed(t.seed))
     if network.config.mask_token_id is None:
-        raise UserError(f"tokenizer {t.tokenizer!r} has no mask token: add one (dlm-tokenizer does), or set model.mask_token_id")
+        raise UserError(
+            f"tokenizer {t.tokenizer!r} has no mask token: add one (dlm-tokenizer does), or set model.mask_token_id"
+        )
     return LM(network, tokenizer, "new")
 
 
@@ -42,4 +50,6 @@ def _tokenizer(config: TrainConfig) -> Tokenizer:
         from dlm.data.sudoku import sudoku_tokenizer
 
         return Tokenizer(sudoku_tokenizer(), {"mask_token": "[MASK]", "eos_token": "[EOS]", "pad_token": "[EOS]"})
-    raise UserError("train.tokenizer is not set: name a tokenizer folder (dlm-tokenizer makes one), or set train.init_from")
+    raise UserError(
+        "train.tokenizer is not set: name a tokenizer folder (dlm-tokenizer makes one), or set train.init_from"
+    )

@@ -40,7 +40,13 @@ class HeldOut:
             index = torch.arange(first, first + len(ids), device=device)
             nats.append(
                 likelihood_bound(
-                    network.predict, ids.to(device), mask_id, answer=answer.to(device), index=index, samples=draws, seed=seed
+                    network.predict,
+                    ids.to(device),
+                    mask_id,
+                    answer=answer.to(device),
+                    index=index,
+                    samples=draws,
+                    seed=seed,
                 ).cpu()
             )
             first += len(ids)

@@ -12,7 +12,13 @@ VOCAB, LENGTH, MASK = 5, 4, 4
 
 
 def tiny_network(**changes) -> Transformer:
-    shape = {"vocab_size": VOCAB, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     shape |= {"head_dim": 4, "intermediate_size": 12, "mask_token_id": MASK, "initializer_range": 0.7}
     network = Transformer(ModelConfig(**{**shape, **changes}))
     network.initialise(torch.Generator().manual_seed(0))
@@ -36,7 +42,9 @@ def masked_nats(network: Transformer, ids: list[int]) -> dict[tuple[bool, ...], 
 
 def exact_bound(table: dict[tuple[bool, ...], float], length: int) -> float:
     """sum over masks of (k-1)! (L-k)! / L! times its nats: both estimators' expectation, integrated in closed form."""
-    return sum(factorial(sum(m) - 1) * factorial(length - sum(m)) / factorial(length) * nats for m, nats in table.items())
+    return sum(
+        factorial(sum(m) - 1) * factorial(length - sum(m)) / factorial(length) * nats for m, nats in table.items()
+    )
 
 
 def exact_loss(table: dict[tuple[bool, ...], float], length: int, epsilon: float = 1e-3) -> float:

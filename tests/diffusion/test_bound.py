@@ -22,7 +22,9 @@ def test_the_estimate_is_within_four_standard_errors_of_the_enumeration(estimato
 
 def test_exact_counts_vary_less_than_bernoulli_masks():
     network, ids = tiny_network(), torch.tensor([IDS]).repeat(4000, 1)
-    spread = {e: likelihood_bound(network.predict, ids, MASK, estimator=e).var().item() for e in ("exact_count", "bernoulli")}
+    spread = {
+        e: likelihood_bound(network.predict, ids, MASK, estimator=e).var().item() for e in ("exact_count", "bernoulli")
+    }
     assert spread["exact_count"] < spread["bernoulli"]
 
 
@@ -50,7 +52,11 @@ def test_a_conditional_bound_masks_the_answer_only():
     assert torch.equal(seen[0][:, [0, 2]], ids[:, [0, 2]])
     table = masked_nats(network, IDS)
     # two unknowns: one of them alone (each with probability 1/4, weight 2) or both (1/2, weight 1)
-    exact = 0.5 * table[False, True, False, False] + 0.5 * table[False, False, False, True] + 0.5 * table[False, True, False, True]
+    exact = (
+        0.5 * table[False, True, False, False]
+        + 0.5 * table[False, False, False, True]
+        + 0.5 * table[False, True, False, True]
+    )
     assert abs(draws.mean().item() - exact) < 4 * draws.std().item() / 3000**0.5
 
 
@@ -58,5 +64,8 @@ def test_the_masks_do_not_depend_on_the_batch():
     network = tiny_network()
     ids = torch.randint(0, MASK, (6, LENGTH), generator=torch.Generator().manual_seed(1))
     whole = likelihood_bound(network.predict, ids, MASK, samples=3)
-    parts = [likelihood_bound(network.predict, ids[i : i + 2], MASK, index=torch.arange(i, i + 2), samples=3) for i in (0, 2, 4)]
+    parts = [
+        likelihood_bound(network.predict, ids[i : i + 2], MASK, index=torch.arange(i, i + 2), samples=3)
+        for i in (0, 2, 4)
+    ]
     torch.testing.assert_close(torch.cat(parts), whole)

@@ -20,7 +20,9 @@ def batch(n: int, step: int = 0, **changes) -> Batch:
 @pytest.mark.parametrize("options", [{}, {"antithetic": False}, {"complementary": True}], ids=str)
 def test_the_mean_loss_is_the_enumerated_one(options):
     network = tiny_network()
-    objective = MaskedDiffusion(network, ObjectiveConfig(truncate_probability=0.0, **options), MASK, seed=0, length=LENGTH)
+    objective = MaskedDiffusion(
+        network, ObjectiveConfig(truncate_probability=0.0, **options), MASK, seed=0, length=LENGTH
+    )
     with torch.no_grad():
         losses = torch.stack([objective(batch(400, step)) for step in range(40)])
     exact = exact_loss(masked_nats(network, IDS), LENGTH)
@@ -31,11 +33,15 @@ def test_the_mean_loss_is_the_enumerated_one(options):
 def test_exact_counts_have_the_same_mean_up_to_rounding_and_uniform_weights_count_every_token_twice():
     network = tiny_network()
     exact = exact_loss(masked_nats(network, IDS), LENGTH)
-    objective = MaskedDiffusion(network, ObjectiveConfig(truncate_probability=0.0, exact_count=True), MASK, seed=0, length=LENGTH)
+    objective = MaskedDiffusion(
+        network, ObjectiveConfig(truncate_probability=0.0, exact_count=True), MASK, seed=0, length=LENGTH
+    )
     with torch.no_grad():
         mean = torch.stack([objective(batch(400, step)) for step in range(20)]).mean().item()
     assert mean == pytest.approx(exact, rel=0.05)
-    uniform = MaskedDiffusion(network, ObjectiveConfig(truncate_probability=0.0, weighting="uniform"), MASK, seed=0, length=LENGTH)
+    uniform = MaskedDiffusion(
+        network, ObjectiveConfig(truncate_probability=0.0, weighting="uniform"), MASK, seed=0, length=LENGTH
+    )
     masks = mask_tokens(torch.tensor([IDS]), torch.arange(1), MASK, seed=0, step=4,
                         probability=mask_probability(torch.arange(1), seed=0, step=4, antithetic=True, batch=1)).masked  # fmt: skip
     nats = masked_nats(network, IDS)[tuple(masks[0].tolist())]
@@ -83,7 +89,10 @@ def test_a_prompt_is_never_masked_and_the_answer_is_averaged_over_its_own_length
     t = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
     p = (1 - EPSILON) * t + EPSILON
     single, both = (1 - p).mean().item(), p.mean().item()
-    exact = (single * (table[False, False, True, False] + table[False, False, False, True]) + both * table[False, False, True, True]) / 2
+    exact = (
+        single * (table[False, False, True, False] + table[False, False, False, True])
+        + both * table[False, False, True, True]
+    ) / 2
     losses = torch.tensor(losses)
     assert abs(losses.mean().item() - exact) < 4 * losses.std().item() / 30**0.5
 
@@ -91,7 +100,9 @@ def test_a_prompt_is_never_masked_and_the_answer_is_averaged_over_its_own_length
 def test_antithetic_levels_cover_the_range_evenly_and_stay_uniform():
     p = mask_probability(torch.arange(16, 32), seed=1, step=7, antithetic=True, batch=16).flatten()
     assert torch.allclose(p.sort().values.diff(), torch.full((15,), (1 - EPSILON) / 16), atol=1e-6)
-    first = torch.stack([mask_probability(torch.tensor([5]), seed=1, step=s, antithetic=True, batch=16) for s in range(2000)])
+    first = torch.stack(
+        [mask_probability(torch.tensor([5]), seed=1, step=s, antithetic=True, batch=16) for s in range(2000)]
+    )
     assert abs(first.mean().item() - 0.5) < 0.03 and abs(first.var().item() - 1 / 12) < 0.01
 
 

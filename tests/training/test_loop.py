@@ -10,7 +10,7 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.training.loop import Run, train
-from dlm.training.progress import flops_a_token
+from dlm.training.throughput import flops_a_token
 from tests.training.runs import config, rows
 
 
@@ -29,7 +29,7 @@ def test_a_run_learns_validates_and_leaves_a_folder_that_loads(tmp_path):
 def test_the_final_folder_is_read_by_from_pretrained(tmp_path):
     from transformers import AutoModelForMaskedLM
 
-    import dlm.models.hf  # noqa: F401 - registers the class
+    import dlm.models.hf
 
     result = train(config(tmp_path, train__steps="2"))
     lm, hf = dlm.load(result.folder, device="cpu"), AutoModelForMaskedLM.from_pretrained(result.folder)
@@ -37,7 +37,9 @@ def test_the_final_folder_is_read_by_from_pretrained(tmp_path):
     torch.testing.assert_close(hf(ids).logits, lm.network(ids))
 
 
-@pytest.mark.parametrize("options", [{"train__micro_batch_size": "1"}, {"train__gradient_checkpointing": "true"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"train__micro_batch_size": "1"}, {"train__gradient_checkpointing": "true"}], ids=str
+)
 def test_accumulation_and_gradient_checkpointing_do_not_change_the_losses(tmp_path, options):
     plain, other = train(config(tmp_path, "a")), train(config(tmp_path, "b", **options))
     assert other.losses == pytest.approx(plain.losses, rel=1e-4)
@@ -86,8 +88,26 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
         "train(TrainConfig.model_validate_json(open(sys.argv[1]).read()))\n"
     )
     (tmp_path / "pair.json").write_text(cfg.model_dump_json())
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", str(script), str(tmp_path / "pair.json")]
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    ]
+    launch += [
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+        str(script),
+        str(tmp_path / "pair.json"),
+    ]
     done = subprocess.run(launch, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [r["loss"] for r in rows(tmp_path / "pair") if "loss" in r]
@@ -99,7 +119,9 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
 
 def test_impossible_runs_say_so_before_work(tmp_path):
     with pytest.raises(UserError, match="train.tokenizer is not set"):
-        Run(config(tmp_path).model_copy(update={"train": config(tmp_path).train.model_copy(update={"tokenizer": None})}))
+        Run(
+            config(tmp_path).model_copy(update={"train": config(tmp_path).train.model_copy(update={"tokenizer": None})})
+        )
     with pytest.raises(UserError, match="smaller than the tokenizer's 283"):
         Run(config(tmp_path, model__vocab_size="100"))
 
@@ -109,3 +131,18 @@ def test_flops_count_the_weights_a_token_meets(tmp_path):
     c, n = run.network.config, sum(p.numel() for p in run.network.parameters())
     head = c.vocab_size * c.hidden_size
     assert flops_a_token(c, n, 16) == 6 * (n - head) + 3 * head + 12 * 16 * 16 * 2
+
+
+def test_compiled_parts_train_like_eager_ones_and_leave_the_network_alone(tmp_path):
+    eager = Run(config(tmp_path, "eager", train__ema="0.9"))
+    compiled = Run(config(tmp_path, "compiled", train__ema="0.9", train__compile="true"))
+    losses = [[run.optimiser_step()[0] for _ in range(2)] for run in (eager, compiled)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert "hidden" not in vars(compiled.network) and "hidden" not in vars(compiled.averaged)
+
+
+def test_samples_are_shown_while_training(tmp_path, capsys):
+    prompts = json.dumps(["def f", "x = [MASK:2]"])
+    train(config(tmp_path, train__steps="2", eval__sample_every="2", eval__prompts=prompts, log__progress="true"))
+    shown = capsys.readouterr().err
+    assert "--- step 2: 'def f'" in shown and "--- step 2: 'x = [MASK:2]'\nx = " in shown

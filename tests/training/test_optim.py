@@ -29,13 +29,17 @@ def test_muon_follows_torchs_own_up_to_bfloat16():
 
 
 def test_orthogonalised_matrices_have_singular_values_near_one():
-    found = orthogonalise(torch.randn(3, 32, 12, generator=torch.Generator().manual_seed(1)), (3.4445, -4.7750, 2.0315), 8)
+    found = orthogonalise(
+        torch.randn(3, 32, 12, generator=torch.Generator().manual_seed(1)), (3.4445, -4.7750, 2.0315), 8
+    )
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.6 and values.max() < 1.3
 
 
 def test_every_parameter_is_in_one_group():
-    network = Transformer(ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, head_dim=4, position_embedding="learned"))
+    network = Transformer(
+        ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, head_dim=4, position_embedding="learned")
+    )
     groups = parameter_groups(network)
     together = [id(p) for group in groups.values() for p in group]
     assert sorted(together) == sorted(id(p) for p in network.parameters())
@@ -45,7 +49,9 @@ def test_every_parameter_is_in_one_group():
 def test_groups_take_their_own_settings_and_zero_freezes():
     network = Transformer(ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, head_dim=4))
     config = OptimConfig(
-        hidden=GroupConfig(algorithm="muon", lr_scale=2, weight_decay=0.3), embed=GroupConfig(lr_scale=0), head=GroupConfig(lr_scale=0.5)
+        hidden=GroupConfig(algorithm="muon", lr_scale=2, weight_decay=0.3),
+        embed=GroupConfig(lr_scale=0),
+        head=GroupConfig(lr_scale=0.5),
     )
     adamw, muon = build_optimizers(network, config, lr=0.1)
     assert isinstance(muon, Muon) and [(g["lr"], g["weight_decay"]) for g in muon.param_groups] == [(0.2, 0.3)]

@@ -25,7 +25,9 @@ def advance(run: Run, steps: int) -> list[float]:
     return [run.optimiser_step()[0] for _ in range(steps)]
 
 
-@pytest.mark.parametrize("options", [{}, {"train__ema": "0.9", "data__pack": "row", "data__prefetch": "2"}], ids=["plain", "ema"])
+@pytest.mark.parametrize(
+    "options", [{}, {"train__ema": "0.9", "data__pack": "row", "data__prefetch": "2"}], ids=["plain", "ema"]
+)
 def test_resuming_at_any_step_is_bitwise_the_run_that_never_stopped(tmp_path, options):
     never = Run(config(tmp_path, "never", **options))
     straight = advance(never, 8)
@@ -117,7 +119,9 @@ def test_kill_9_while_saving_leaves_the_previous_checkpoint_whole(tmp_path, at):
     process.kill()
     process.communicate()
     complete = checkpoint.found(tmp_path)
-    assert [p.name for p in complete[:1]] == ([f"step-{published:08d}"] if published else []) or complete[0].name > f"step-{published:08d}"
+    assert [p.name for p in complete[:1]] == ([f"step-{published:08d}"] if published else []) or complete[
+        0
+    ].name > f"step-{published:08d}"
     for folder in complete:
         assert [(folder / f"part{p}").read_bytes() == bytes([p]) * 200_000 for p in range(20)] == [True] * 20
 
@@ -170,7 +174,9 @@ def test_kill_9_of_a_real_run_and_resume(tmp_path):
     cfg = config(tmp_path, "killed", train__steps="30", checkpoint__every="1")
     code = "import sys\nfrom dlm.training.config import TrainConfig\nfrom dlm.training.loop import train\n"
     code += "train(TrainConfig.model_validate_json(sys.argv[1]))"
-    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, cfg.model_dump_json()], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, cfg.model_dump_json()], stderr=subprocess.DEVNULL
+    )
     folder = tmp_path / "killed" / "checkpoints"
     deadline = time.monotonic() + 120
     while len(checkpoint.found(folder)) < 2 and time.monotonic() < deadline:

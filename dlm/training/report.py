@@ -1,0 +1,135 @@
+"""What a run tells while it runs: metrics.jsonl, the progress bar and trackers. Knows nothing of how numbers come about."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dlm.diffusion.bound import Estimate
+from dlm.training.config import TrainConfig
+from dlm.training.throughput import gemm_ceiling
+
+EVERY_SECONDS = 30.0  # between lines where there is no terminal for a bar
+
+
+class Metrics:
+    """metrics.jsonl: one JSON object a line; lines after the step resumed from are dropped."""
+
+    def __init__(self, path: Path, after: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError:  # the line a crash cut off
+                    continue
+                if row["step"] <= after:
+                    kept.append(line)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(line + "\n" for line in kept))
+        temporary.replace(path)
+        self.path = path
+
+    def write(self, **values: Any) -> None:
+        """Append one line; the file is not kept open, so nothing is lost however the run ends."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(values) + "\n")
+
+
+class Report:
+    """The one voice of a run; silent in every process but the first."""
+
+    def __init__(self, config: TrainConfig, accelerator: Accelerator, flops_a_token: float, step: int) -> None:
+        self.config, self.accelerator, self.flops = config, accelerator, flops_a_token
+        self.speaks = accelerator.is_main_process
+        self.shown = self.speaks and config.log.progress
+        self.metrics = Metrics(Path(config.train.out) / "metrics.jsonl", step) if self.speaks else None
+        kind = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+        self.ceiling = gemm_ceiling(accelerator.device, kind)
+        self.bound, self.last_line = "", 0.0
+        console = Console(stderr=True)
+        self.live = self.shown and console.is_terminal
+        self.bar = Progress(
+            TextColumn("[bold]step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            disable=not self.live,
+        )
+        self.task = self.bar.add_task("", total=config.train.steps, completed=step, text="")
+
+    def __enter__(self) -> Self:
+        if self.config.log.trackers:
+            self.accelerator.init_trackers(self.config.log.project, config=_flat(self.config.model_dump(mode="json")))
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+        if self.config.log.trackers:
+            self.accelerator.end_training()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self.live:
+            self.bar.print(text, markup=False, highlight=False)
+        elif self.shown:
+            print(text, file=sys.stderr, flush=True)
+
+    def training(
+        self, step: int, loss: float, norm: float, lr: float, tokens: int, seconds: float, total: float
+    ) -> None:
+        """One optimiser step that took `seconds`, `total` since the run's beginning."""
+        c = self.config
+        if step % c.log.every and step != c.train.steps:
+            return
+        speed = c.train.batch_size * c.train.length / seconds
+        mfu = speed * self.flops / self.ceiling / self.accelerator.num_processes
+        text = f"loss {loss:.3f}  {self.bound}{speed:,.0f} tok/s  MFU {mfu:.0%}"
+        self.bar.update(self.task, completed=step, text=text)
+        if not self.live and time.monotonic() - self.last_line > EVERY_SECONDS:
+            self.say(f"step {step}  {text}")
+            self.last_line = time.monotonic()
+        rates = {"tokens_per_second": round(speed, 1), "mfu": round(mfu, 4)}
+        self._write(
+            step, {"loss": loss, "grad_norm": norm, "lr": lr, "tokens": tokens, **rates, "seconds": round(total, 2)}
+        )
+
+    def validation(self, step: int, tokens: int, found: Estimate) -> None:
+        """The bound of the held-out sequences."""
+        row = {"bound": found.per_token[0], "bound_error": found.per_token[1]}
+        text = f"bound {row['bound']:.4f} ± {row['bound_error']:.4f} nats/token"
+        if found.bits_per_byte is not None:
+            row |= {"bits_per_byte": found.bits_per_byte[0], "bits_per_byte_error": found.bits_per_byte[1]}
+            text += f", {row['bits_per_byte']:.4f} ± {row['bits_per_byte_error']:.4f} bits/byte"
+        self.bound = f"bound {row['bound']:.3f}  "
+        self.say(f"step {step}: held-out {text}")
+        self._write(step, {"tokens": tokens, **row})
+
+    def _write(self, step: int, row: dict[str, float]) -> None:
+        if self.metrics:
+            self.metrics.write(step=step, **row)
+        if self.config.log.trackers:
+            self.accelerator.log(row, step=step)
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested config as dotted keys with values that trackers take."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, int | float | str | bool) else str(value)
+    return flat

@@ -1,0 +1,46 @@
+"""Stopping when asked: SIGINT and SIGTERM become a wish that the loop reads between steps. Knows nothing of training."""
+
+import signal
+from types import FrameType
+
+import torch
+from accelerate import Accelerator
+
+
+class StopRequest:
+    """While entered, the first SIGINT or SIGTERM is noted in `name`; the second one acts as it did before."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._before: dict[int, signal._HANDLER] = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._before[number] = signal.signal(number, self._note)
+            except ValueError:  # not the main thread, as in some notebooks: then signals stay as they were
+                break
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.name = signal.Signals(number).name
+        signal.signal(number, self._before[number])
+
+    def anywhere(self, accelerator: Accelerator) -> str | None:
+        """The signal that reached any process, so that all of them stop after the same step."""
+        if accelerator.num_processes > 1:
+            flag = torch.tensor(float(self.name is not None), device=accelerator.device)
+            if sum_over_processes(accelerator, flag) > 0:
+                self.name = self.name or "SIGTERM"
+        return self.name
+
+
+def sum_over_processes(accelerator: Accelerator, value: torch.Tensor) -> float:
+    """The sum of a scalar over all processes."""
+    total = accelerator.reduce(value, "sum")
+    assert isinstance(total, torch.Tensor)
+    return total.item()
