@@ -33,7 +33,9 @@ def _work(config: TrainConfig, options: Options) -> None:
     else:
         import dlm
 
-        dlm.train(config)
+        result = dlm.train(config)
+        if result.stopped_by is None:
+            print(f"{result.folder}: the model after {result.steps} steps; load it with dlm.load({str(result.folder)!r})")
 
 
 def _prepare(config: TrainConfig, folder: str) -> None:

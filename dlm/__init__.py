@@ -9,7 +9,7 @@ import lazy_loader
 
 if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from dlm.errors import UserError
-    from dlm.inference.generate import generate, infill
+    from dlm.inference.generation import generate, infill
     from dlm.inference.request import Generation
     from dlm.models.config import ModelConfig
     from dlm.models.lm import LM

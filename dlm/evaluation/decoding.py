@@ -64,7 +64,7 @@ def decode(
     Canvases alike in length and masks share a batch, because a batch lasts as long as its slowest. What each one gets
     does not depend on its batch: that is a promise of the sampler.
     """
-    from dlm.inference.generate import infill
+    from dlm.inference.generation import infill
 
     results: dict[int, Generation] = {}
     for chosen, steps in _batches(lm.require_mask_id(), canvases, decoding, batch_size):

@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "config": ["InferConfig", "SamplerConfig"],
-        "generate": ["generate", "infill"],
+        "generation": ["generate", "infill"],
         "prompts": ["parse_holes"],
         "reference": ["sample"],
         "request": ["Generation", "Request", "StepEvent"],

@@ -13,6 +13,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from dlm import config as toml
 from dlm.data.loader import BatchLoader
 from dlm.data.source import build_stream
 from dlm.errors import UserError
@@ -24,7 +25,7 @@ from dlm.training.objectives import OBJECTIVES, Batch
 from dlm.training.optim import build_optimizers, build_schedules
 from dlm.training.report import Report
 from dlm.training.signals import StopRequest, sum_over_processes
-from dlm.training.start import starting_point
+from dlm.training.start import check_compiler, starting_point
 from dlm.training.throughput import flops_a_token
 from dlm.training.validate import HeldOut
 
@@ -54,12 +55,17 @@ class TrainResult:
     stopped_by: str | None = None  # the signal that ended the run early
 
 
-def train(config: TrainConfig) -> TrainResult:
+def train(config: TrainConfig | str | Path | dict[str, Any]) -> TrainResult:
     """Train as `config` says, going on from the newest checkpoint in `train.out`; what `dlm-train` calls.
 
-    SIGINT and SIGTERM finish the step, write a checkpoint and return with `stopped_by` set. The final model is written
-    into `train.out` itself, beside metrics.jsonl and checkpoints/.
+    `config` may also be a TOML file, the name of a shipped one, or a nested dict. SIGINT and SIGTERM finish the step,
+    write a checkpoint and return with `stopped_by` set. The final model is written into `train.out` itself, beside
+    metrics.jsonl and checkpoints/.
     """
+    if isinstance(config, dict):
+        config = toml.check(TrainConfig, config, "dlm.train()")
+    elif not isinstance(config, TrainConfig):
+        config = toml.load(TrainConfig, [config])
     return Run(config).go()
 
 
@@ -97,6 +103,7 @@ class Run:
         mask_id = self.lm.require_mask_id()
         objective = OBJECTIVES[config.objective.name](self.network, config.objective, mask_id, t.seed, t.length)
         if t.compile:
+            check_compiler(a.device)
             objective.compile_parts()
         self.schedules = build_schedules(optimizers, t)
         self.objective, *self.optimizers = a.prepare(objective, *optimizers)
@@ -149,7 +156,7 @@ class Run:
         complete = checkpoint.found(self.out / "checkpoints")
         if not complete or not self.config.train.resume:
             return
-        extendable = {"train.steps"} if self.config.train.schedule in ("constant", "wsd") else set()
+        extendable = {"train.steps", "train.decay_steps"} if self.config.train.schedule in ("constant", "wsd") else set()
         checkpoint.check_same_run(complete[0], self.config.model_dump(mode="json"), FREE | extendable)
         self.accelerator.load_state(str(complete[0]))
 
@@ -174,7 +181,7 @@ class Run:
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
                 result.losses.append(loss)
-                lr = self.schedules[0].get_last_lr()[0]
+                lr = float(self.schedules[0].get_last_lr()[0])
                 report.training(self.step, loss, norm, lr, self.tokens, seconds, self.seconds)
                 last = self.step == c.train.steps
                 if c.checkpoint.every and (last or self.step % c.checkpoint.every == 0):

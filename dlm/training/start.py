@@ -1,5 +1,8 @@
 """What a run starts from: new weights or a checkpoint, and the tokenizer that goes with the data. Knows no optimiser."""
 
+import os
+import shutil
+
 import torch
 
 from dlm.data.tokenizer import Tokenizer, load_tokenizer
@@ -53,3 +56,9 @@ def _tokenizer(config: TrainConfig) -> Tokenizer:
     raise UserError(
         "train.tokenizer is not set: name a tokenizer folder (dlm-tokenizer makes one), or set train.init_from"
     )
+
+
+def check_compiler(device: torch.device) -> None:
+    """torch.compile builds C++ on a CPU: say so before the first step rather than from the depths of it."""
+    if device.type == "cpu" and not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name):
+        raise UserError("train.compile = true needs a C++ compiler on a CPU: apt install g++, or set train.compile = false")

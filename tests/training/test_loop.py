@@ -1,6 +1,7 @@
 """A run end to end: it learns, its folder loads, and what must not matter does not."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import dlm
+from dlm.config import to_toml
 from dlm.errors import UserError
 from dlm.training.loop import Run, train
 from dlm.training.throughput import flops_a_token
@@ -117,11 +119,22 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
-def test_impossible_runs_say_so_before_work(tmp_path):
+def test_a_run_may_be_given_as_a_file_or_a_table(tmp_path):
+    table = config(tmp_path, train__steps="2").model_dump(mode="json", exclude_none=True)
+    (tmp_path / "run.toml").write_text(to_toml(config(tmp_path, "again", train__steps="2")))
+    assert dlm.train(table).losses == dlm.train(tmp_path / "run.toml").losses
+    with pytest.raises(UserError, match='unknown key "train.step"; did you mean "train.steps"'):
+        dlm.train({"train": {"step": 3}})
+
+
+def test_impossible_runs_say_so_before_work(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="train.tokenizer is not set"):
         Run(
             config(tmp_path).model_copy(update={"train": config(tmp_path).train.model_copy(update={"tokenizer": None})})
         )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="needs a C\\+\\+ compiler"):
+        Run(config(tmp_path, train__compile="true"))
     with pytest.raises(UserError, match="smaller than the tokenizer's 283"):
         Run(config(tmp_path, model__vocab_size="100"))
 
@@ -133,6 +146,9 @@ def test_flops_count_the_weights_a_token_meets(tmp_path):
     assert flops_a_token(c, n, 16) == 6 * (n - head) + 3 * head + 12 * 16 * 16 * 2
 
 
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # dynamo turns warnings into errors of its own when they are errors
+@pytest.mark.slow
 def test_compiled_parts_train_like_eager_ones_and_leave_the_network_alone(tmp_path):
     eager = Run(config(tmp_path, "eager", train__ema="0.9"))
     compiled = Run(config(tmp_path, "compiled", train__ema="0.9", train__compile="true"))
