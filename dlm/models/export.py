@@ -115,6 +115,8 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 def _publish(work: Path, folder: Path) -> None:
     """Sync everything, then rename: the whole folder when it is new, else file by file, config.json last."""
     files = sorted(work.iterdir(), key=lambda path: (path.name == "config.json", path.suffix == ".json", path.name))
+    for path in files:
+        os.chmod(path, 0o644)  # safetensors writes for its owner alone
     for path in [*files, work]:
         _sync(path)
     if not folder.exists():

@@ -30,17 +30,8 @@ from dlm.training.throughput import flops_a_token
 from dlm.training.validate import HeldOut
 
 # Changing these between stop and resume does not change the numbers that a run computes.
-FREE = {
-    "log",
-    "checkpoint",
-    "train.out",
-    "train.resume",
-    "train.threads",
-    "train.device",
-    "train.save_dtype",
-    "data.prefetch",
-}
-FREE |= {"data.cache", "eval.sample_every", "eval.prompts", "eval.gen_length", "train.gradient_checkpointing"}
+FREE = {"log", "checkpoint", "eval", "data.prefetch", "data.cache", "train.gradient_checkpointing"}
+FREE |= {f"train.{name}" for name in ("out", "resume", "threads", "device", "save_dtype")}
 
 
 @dataclass
