@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,14 @@ def main(argv: list[str] | None = None) -> int:
             rounds.append({name: _outside(name, plan, options) for name in ("ceiling", *options.only)})
             speeds = "  ".join(f"{name} {_speed(rounds[-1][name], plan):,.0f}" for name in options.only)
             print(f"round {number + 1}/{options.rounds}, tokens/s: {speeds}", flush=True)
-    report = {"machine": _machine(), **plan["facts"], "results": summarise(rounds, plan), "rounds": rounds}
+    versions = {name: rounds[0][name].pop("versions") for name in rounds[0]}
+    report = {
+        "machine": _machine(),
+        **plan["facts"],
+        "versions": versions,
+        "results": summarise(rounds, plan),
+        "rounds": rounds,
+    }
     print("\n" + table(report))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
@@ -102,7 +110,9 @@ def _plan(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     data = {"source": "stdlib"}
     print("tokenising the standard library", flush=True)
     tokenizer = train_tokenizer(
-        TokenizerConfig(output=str(scratch / "tokenizer"), vocab_size=s["vocab"], max_documents=400, data=DataConfig(**data))
+        TokenizerConfig(
+            output=str(scratch / "tokenizer"), vocab_size=s["vocab"], max_documents=400, data=DataConfig(**data)
+        )
     )
     steps = options.warmup + options.steps
     stream = build_stream(DataConfig(**data), tokenizer, s["length"], "train", 0)
@@ -175,19 +185,42 @@ def table(report: dict[str, Any]) -> str:
     """The summary as a Markdown table."""
     results = report["results"]
     peers = [peer for peer in PAIRS if peer in results]
-    heads = ["", "tokens/s", "low–high", "MFU", "peak RSS", "CPU s/step", "loss", *(f"× theirs, {PAIRS[p]}" for p in peers)]
+    heads = [
+        "",
+        "tokens/s",
+        "low–high",
+        "MFU",
+        "peak RSS",
+        "CPU s/step",
+        "loss",
+        *(f"× theirs, {PAIRS[p]}" for p in peers),
+    ]
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for name, r in results.items():
         if name == "ceiling":
             continue
         speed = r["tokens_per_second"]
-        cells = [name, f"{speed['median']:,.0f}", f"{speed['low']:,.0f}–{speed['high']:,.0f}", f"{r['mfu']['median']:.1%}"]
-        cells += [f"{r['peak_rss_mib']['median']:,.0f} MiB", f"{r['cpu_seconds_a_step']['median']:.3f}", f"{r['loss']:.3f}"]
+        cells = [
+            name,
+            f"{speed['median']:,.0f}",
+            f"{speed['low']:,.0f}–{speed['high']:,.0f}",
+            f"{r['mfu']['median']:.1%}",
+        ]
+        cells += [
+            f"{r['peak_rss_mib']['median']:,.0f} MiB",
+            f"{r['cpu_seconds_a_step']['median']:.3f}",
+            f"{r['loss']:.3f}",
+        ]
         cells += ["{median:.2f} ({low:.2f}–{high:.2f})".format(**r[f"times_{p}"]) for p in peers]
         lines.append("| " + " | ".join(cells) + " |")
-    facts = "{layers} layers, width {width}, {heads} heads, feed-forward {ffn}, vocabulary {vocab}, batch {batch} × {length}".format(**report)
+    facts = "{layers} layers, width {width}, {heads} heads, feed-forward {ffn}, vocabulary {vocab}, batch {batch} × {length}".format(
+        **report
+    )
     ceiling = results["ceiling"]["gflops"]["median"]
-    return f"{facts}; {report['precision']}, {report['threads']} threads, GEMM ceiling {ceiling:,.0f} GFLOP/s\n\n" + "\n".join(lines)
+    return (
+        f"{facts}; {report['precision']}, {report['threads']} threads, GEMM ceiling {ceiling:,.0f} GFLOP/s\n\n"
+        + "\n".join(lines)
+    )
 
 
 def _machine() -> dict[str, Any]:
@@ -195,7 +228,11 @@ def _machine() -> dict[str, Any]:
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True)
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
-        names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ]
         cpu = names[0] if names else cpu
     return {"cpu": cpu, "cores": os.cpu_count(), "system": platform.platform(), "commit": commit.stdout.strip() or None}
 
@@ -214,7 +251,7 @@ class Clock:
         self.cpu.append(time.process_time())
 
     def result(self, warmup: int) -> dict[str, Any]:
-        wall, cpu = ([b - a for a, b in zip(times, times[1:])] for times in (self.wall, self.cpu))
+        wall, cpu = ([b - a for a, b in pairwise(times)] for times in (self.wall, self.cpu))
         return {"seconds": wall[warmup:], "cpu_seconds": cpu[warmup:], "warmup_seconds": sum(wall[:warmup])}
 
 
@@ -225,7 +262,10 @@ def _inside(name: str, plan: dict[str, Any]) -> int:
     run = _ceiling if name == "ceiling" else _theirs if name.startswith("theirs") else _ours
     result = run(name, plan)
     versions = {m: sys.modules[m].__version__ for m in ("torch", "transformers", "accelerate") if m in sys.modules}
-    print("\n" + json.dumps({**result, "peak_rss": _peak_rss(), "versions": {"python": platform.python_version(), **versions}}))
+    print(
+        "\n"
+        + json.dumps({**result, "peak_rss": _peak_rss(), "versions": {"python": platform.python_version(), **versions}})
+    )
     return 0
 
 
@@ -256,7 +296,12 @@ def _ours(name: str, plan: dict[str, Any]) -> dict[str, Any]:
     steps = facts["warmup"] + facts["steps"]
     with tempfile.TemporaryDirectory(dir=plan["scratch"]) as out:
         section = {"out": out, "tokenizer": str(Path(plan["scratch"]) / "tokenizer"), "steps": steps, "lr": 1e-3}
-        section |= {"batch_size": facts["batch"], "length": facts["length"], "precision": facts["precision"], "device": "cpu"}
+        section |= {
+            "batch_size": facts["batch"],
+            "length": facts["length"],
+            "precision": facts["precision"],
+            "device": "cpu",
+        }
         section |= {"threads": facts["threads"], "compile": contender["compile"], "warmup_steps": steps // 10}
         config = TrainConfig.model_validate(
             {
@@ -282,7 +327,12 @@ def _ours(name: str, plan: dict[str, Any]) -> dict[str, Any]:
         losses = run.go().losses
     size = sum(p.numel() for p in run.network.parameters())
     flops = flops_a_token(run.network.config, size, facts["length"])
-    return {**clock.result(facts["warmup"]), "loss": statistics.mean(losses), "parameters": size, "flops_a_token": flops}
+    return {
+        **clock.result(facts["warmup"]),
+        "loss": statistics.mean(losses),
+        "parameters": size,
+        "flops_a_token": flops,
+    }
 
 
 def _theirs(name: str, plan: dict[str, Any]) -> dict[str, Any]:
@@ -296,7 +346,9 @@ def _theirs(name: str, plan: dict[str, Any]) -> dict[str, Any]:
     facts, scratch = plan["facts"], Path(plan["scratch"])
     kind = "Qwen3" if facts["qk_norm"] else "Llama"
     transformers.set_seed(0)
-    model = getattr(a2d, f"A2D{kind}LMHeadModel")(getattr(a2d, f"A2D{kind}Config")(**plan["model"], max_position_embeddings=2048))
+    model = getattr(a2d, f"A2D{kind}LMHeadModel")(
+        getattr(a2d, f"A2D{kind}Config")(**plan["model"], max_position_embeddings=2048)
+    )
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(scratch / "tokenizer", padding_side="right")
     rows = np.load(scratch / "tokens.npy").tolist()
     steps, clock = facts["warmup"] + facts["steps"], Clock()

@@ -35,7 +35,9 @@ def _work(config: TrainConfig, options: Options) -> None:
 
         result = dlm.train(config)
         if result.stopped_by is None:
-            print(f"{result.folder}: the model after {result.steps} steps; load it with dlm.load({str(result.folder)!r})")
+            print(
+                f"{result.folder}: the model after {result.steps} steps; load it with dlm.load({str(result.folder)!r})"
+            )
 
 
 def _prepare(config: TrainConfig, folder: str) -> None:

@@ -62,9 +62,7 @@ def uniform(
     return (word.double() + 0.5) / 2**32
 
 
-def gumbel(
-    *, seed: Tensor, sample: Tensor, step: Tensor, position: Tensor, vocab_size: int
-) -> Float[Tensor, "n v"]:
+def gumbel(*, seed: Tensor, sample: Tensor, step: Tensor, position: Tensor, vocab_size: int) -> Float[Tensor, "n v"]:
     """Standard Gumbel noise for each row's whole vocabulary, in fp32; seed, sample, step, position are (n,).
 
     One Philox call serves four consecutive tokens. The noise is -log(-log1p(-w)) with w = (word + 1/2)/2^32:

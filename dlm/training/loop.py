@@ -147,7 +147,9 @@ class Run:
         complete = checkpoint.found(self.out / "checkpoints")
         if not complete or not self.config.train.resume:
             return
-        extendable = {"train.steps", "train.decay_steps"} if self.config.train.schedule in ("constant", "wsd") else set()
+        extendable = (
+            {"train.steps", "train.decay_steps"} if self.config.train.schedule in ("constant", "wsd") else set()
+        )
         checkpoint.check_same_run(complete[0], self.config.model_dump(mode="json"), FREE | extendable)
         self.accelerator.load_state(str(complete[0]))
 

@@ -60,5 +60,9 @@ def _tokenizer(config: TrainConfig) -> Tokenizer:
 
 def check_compiler(device: torch.device) -> None:
     """torch.compile builds C++ on a CPU: say so before the first step rather than from the depths of it."""
-    if device.type == "cpu" and not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name):
-        raise UserError("train.compile = true needs a C++ compiler on a CPU: apt install g++, or set train.compile = false")
+    if device.type == "cpu" and not any(
+        shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name
+    ):
+        raise UserError(
+            "train.compile = true needs a C++ compiler on a CPU: apt install g++, or set train.compile = false"
+        )

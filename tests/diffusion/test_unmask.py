@@ -103,7 +103,11 @@ def rows(seed: int, b: int = 64, length: int = 11) -> tuple[torch.Tensor, torch.
     return score, masked, torch.randint(1, length + 2, (b,), generator=draw)
 
 
-@pytest.mark.parametrize(("rule", "definition"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("rule", "definition"),
+    CASES,
+    ids=lambda part: part.__name__ if callable(part) and hasattr(part, "__name__") else str(part),
+)
 def test_rule_is_its_definition(rule, definition):
     for seed in range(12):
         score, masked, quota = rows(seed)
