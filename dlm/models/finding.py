@@ -33,7 +33,6 @@ def find(name: str | Path, revision: str | None = None) -> Path:
 
 
 def _download(name: str, revision: str | None) -> Path:
-    import httpx
     from huggingface_hub import errors, snapshot_download
 
     try:
@@ -48,12 +47,8 @@ def _download(name: str, revision: str | None) -> Path:
         raise UserError(f"{name} has no revision {revision!r}") from error
     except errors.HFValidationError as error:
         raise UserError(f"{name!r} is neither a folder nor a hub id: {error}") from error
-    except (
-        errors.LocalEntryNotFoundError,
-        errors.OfflineModeIsEnabled,
-        errors.HfHubHTTPError,
-        httpx.HTTPError,
-    ) as error:
+    # HfHubHTTPError descends from its HTTP client's own error, and the client is another one from version to version.
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, *errors.HfHubHTTPError.__mro__[:2]) as error:
         raise UserError(
             f"cannot download {name!r}: the hub is out of reach and the cache has no full copy; "
             f"go online once, or give the path of a local folder ({type(error).__name__})"
