@@ -48,7 +48,7 @@ def _download(name: str, revision: str | None) -> Path:
     except errors.HFValidationError as error:
         raise UserError(f"{name!r} is neither a folder nor a hub id: {error}") from error
     # HfHubHTTPError descends from its HTTP client's own error, and the client is another one from version to version.
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, *errors.HfHubHTTPError.__mro__[:2]) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, *errors.HfHubHTTPError.__mro__[:2]) as error:  # pyright: ignore[reportGeneralTypeIssues]
         raise UserError(
             f"cannot download {name!r}: the hub is out of reach and the cache has no full copy; "
             f"go online once, or give the path of a local folder ({type(error).__name__})"
