@@ -9,6 +9,7 @@ import lazy_loader
 
 if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from dlm.errors import UserError
+    from dlm.inference.engine import Engine
     from dlm.inference.generation import generate, infill
     from dlm.inference.request import Generation
     from dlm.models.config import ModelConfig
@@ -24,7 +25,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
     submodules={"config", "data", "diffusion", "evaluation", "inference", "models", "training"},
     submod_attrs={
         "errors": ["UserError"],
-        "inference": ["Generation", "generate", "infill"],
+        "inference": ["Engine", "Generation", "generate", "infill"],
         "models": ["LM", "ModelConfig", "Transformer", "load"],
         "training": ["train"],
     },
@@ -35,6 +36,7 @@ __all__ = [
     "generate",
     "infill",
     "train",
+    "Engine",
     "Generation",
     "LM",
     "Transformer",

@@ -74,7 +74,7 @@ class Threshold(Rule):
     threshold: float = 0.9
 
     def __call__(self, score: Tensor, masked: Tensor, quota: Tensor) -> Tensor:
-        return (score >= self.threshold) & masked | _best(score, masked)
+        return (score >= self.threshold) & masked | best(score, masked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +105,17 @@ class EntropyBound(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EntropyThreshold(Rule):
+    """Commit every position of at most `entropy_threshold` nats, and always the surest: d3LLM (arXiv 2601.07568)."""
+
+    score: ClassVar[Score] = "entropy"
+    entropy_threshold: float = 0.5
+
+    def __call__(self, score: Tensor, masked: Tensor, quota: Tensor) -> Tensor:
+        return (score <= self.entropy_threshold) & masked | best(-score, masked)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hierarchical(Rule):
     """Commit c > `threshold`, and in each run of masks its best if c > `tau_low`: dInfer (arXiv 2510.08666)."""
 
@@ -116,14 +127,14 @@ class Hierarchical(Rule):
         score = score.masked_fill(~masked, float("-inf"))
         before = torch.cat((torch.zeros_like(masked[:, :1]), masked[:, :-1]), dim=-1)
         run = (masked & ~before).long().cumsum(-1)  # (b, l), runs of a row counted from 1
-        best = score.new_full((b, length + 1), float("-inf")).scatter_reduce(-1, run, score, "amax")
+        highest = score.new_full((b, length + 1), float("-inf")).scatter_reduce(-1, run, score, "amax")
         position = torch.arange(length, device=score.device).expand(b, length)
-        at_best = masked & (score == best.gather(-1, run))
+        at_best = masked & (score == highest.gather(-1, run))
         first = torch.full((b, length + 1), length, device=score.device).scatter_reduce(
             -1, run, position.masked_fill(~at_best, length), "amin"
         )
         leads = at_best & (position == first.gather(-1, run))
-        return masked & (score > self.threshold) | leads & (score > self.tau_low) | _best(score, masked)
+        return masked & (score > self.threshold) | leads & (score > self.tau_low) | best(score, masked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +168,7 @@ RULES: dict[str, type[Rule]] = {
     "threshold": Threshold,
     "factor": Factor,
     "entropy_bound": EntropyBound,
+    "entropy_threshold": EntropyThreshold,
     "hierarchical": Hierarchical,
     "credit": Credit,
 }
@@ -189,7 +201,7 @@ def _first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[
     return torch.zeros_like(masked).scatter(-1, order, taken) & masked
 
 
-def _best(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
+def best(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
     """The best of each row."""
     first = score.masked_fill(~masked, float("-inf")).argmax(-1, keepdim=True)
     return torch.zeros_like(masked).scatter(-1, first, True) & masked

@@ -6,6 +6,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "config": ["InferConfig", "SamplerConfig"],
+        "engine": ["Engine", "Event"],
         "generation": ["generate", "infill"],
         "prompts": ["parse_holes"],
         "reference": ["sample"],

@@ -12,6 +12,7 @@ Rule = Literal[
     "threshold",
     "factor",
     "entropy_bound",
+    "entropy_threshold",
     "hierarchical",
     "credit",
 ]
@@ -69,6 +70,9 @@ class SamplerConfig(BaseModel):
         default=0.5, ge=0, le=1, description="Rule hierarchical: confidence the best of each run needs."
     )
     gamma: float = Field(default=0.1, ge=0, description="Rule entropy_bound: entropy (nats) a step may commit.")
+    entropy_threshold: float = Field(
+        default=0.5, ge=0, description="Rule entropy_threshold: commit up to this entropy (nats)."
+    )
     remask_threshold: float | None = Field(
         default=None, ge=0, le=1, description="Mask a committed token again when its confidence falls under this."
     )
@@ -76,6 +80,13 @@ class SamplerConfig(BaseModel):
         default=None, ge=0, le=1, description="Replace a committed token when another's probability exceeds this."
     )
     max_post_edit_steps: int = Field(default=16, ge=0, description="Extra passes a block may spend on editing.")
+    strategy: Literal["block", "multi_block"] = Field(
+        default="block", description="One block after the other, or a few consecutive ones at a time."
+    )
+    max_active_blocks: int = Field(default=4, ge=1, description="Strategy multi_block: blocks denoised at a time.")
+    block_add: float = Field(
+        default=0.1, ge=0, le=1, description="Strategy multi_block: filled share of the last block that adds one more."
+    )
     seed: int = Field(default=0, ge=0, description="Same seed, same text, whatever else is in the batch.")
     num_samples: int = Field(default=1, ge=1, description="Samples for each prompt.")
 
@@ -91,6 +102,35 @@ class SamplerConfig(BaseModel):
                 f"make it {-(-self.gen_length // self.block_length) * self.block_length}, or change block_length"
             )
         return self
+
+
+class EngineConfig(BaseModel):
+    """[engine]: what is kept between forwards, and how much runs at a time. Of these only `cache` can change tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cache: Literal["auto", "none", "prefix", "dual", "exact"] = Field(
+        default="auto",
+        description="Keys and values kept: auto is exact where the family allows it, else none; prefix and dual "
+        "(Fast-dLLM) are approximations for bidirectional families.",
+    )
+    refresh_interval: int | None = Field(
+        default=None,
+        ge=1,
+        description="Caches prefix and dual: recompute all keys every so many steps; none: at each block's first step.",
+    )
+    cache_delay: int = Field(
+        default=1,
+        ge=0,
+        description="Caches prefix and dual with refresh_interval: steps a finished block is still recomputed.",
+    )
+    page_size: int = Field(default=32, ge=1, description="Positions in a page of the cache.")
+    num_pages: int | None = Field(default=None, ge=1, description="Pages in the cache; none: from memory_fraction.")
+    memory_fraction: float = Field(
+        default=0.8, gt=0, le=1, description="Share of the free memory that pages may take, on a GPU; a quarter of it elsewhere."
+    )
+    max_num_tokens: int = Field(default=8192, ge=1, description="Positions in one forward, at most.")
+    max_num_requests: int = Field(default=256, ge=1, description="Requests under way at a time, at most.")
 
 
 class JobConfig(BaseModel):

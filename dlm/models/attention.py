@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from dlm.models.config import AttentionKind, ModelConfig
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q (b, h, l, e), k (b, g, l, e), v (b, g, l, e)) -> (b, h, l, e); q and k come rotated."""
+"""(layer, q (b, l, h, e), k (b, l, g, e), v (b, l, g, e)) -> (b, l, h, e); q and k come as projected, not yet rotated."""
+
+Rope = tuple[Tensor, Tensor]
+"""cos and sin of every position, (b, l, 1, r) each."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class AttentionSpec:
 
 
 def dense_attend(
-    spec: AttentionSpec, positions: Int[Tensor, "b l"], valid: Bool[Tensor, "b l"] | None = None
+    spec: AttentionSpec, positions: Int[Tensor, "b l"], rope: Rope | None, valid: Bool[Tensor, "b l"] | None = None
 ) -> Attend:
     """Attention over the whole sequence with SDPA; `valid` is False on padding, which nobody sees."""
     allowed = None if spec.kind == "causal" and valid is None else spec.allowed(positions, positions)
@@ -51,9 +54,14 @@ def dense_attend(
     mask = None if allowed is None else allowed[:, None]  # (b, 1, l or 1, l)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        grouped = q.shape[1] != k.shape[1]
         here = None if mask is None else mask.to(q.device)  # layers may lie on several devices
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=here, is_causal=causal, enable_gqa=grouped)
+        if rope is not None:
+            cos, sin = (table.to(q.device) for table in rope)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        grouped = q.shape[2] != k.shape[2]
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=here, is_causal=causal, enable_gqa=grouped)
+        return out.transpose(1, 2)
 
     return attend
 
@@ -71,7 +79,7 @@ class RMSNorm(nn.Module):
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
-def rotate(x: Float[Tensor, "b h l e"], cos: Float[Tensor, "b 1 l r"], sin: Float[Tensor, "b 1 l r"]) -> Tensor:
+def rotate(x: Float[Tensor, "b l h e"], cos: Float[Tensor, "b l 1 r"], sin: Float[Tensor, "b l 1 r"]) -> Tensor:
     """Rotary embedding (half-split layout) of the first r channels of each head; r = e unless rotary_dim is set."""
     r = cos.shape[-1]
     turned, rest = x[..., :r], x[..., r:]
@@ -94,13 +102,9 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Float[Tensor, "b l d"], rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+    def forward(self, x: Float[Tensor, "b l d"], attend: Attend) -> Tensor:
         b, l, _ = x.shape
         q, k, v = (p(x).view(b, l, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if rope is not None:
-            q, k = rotate(q, *rope), rotate(k, *rope)
-        out = attend(self.layer, q, k, v)
-        return self.o_proj(out.transpose(1, 2).reshape(b, l, -1))
+        return self.o_proj(attend(self.layer, q, k, v).reshape(b, l, -1))

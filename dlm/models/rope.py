@@ -71,8 +71,8 @@ def _yarn(freq: Tensor, dim: int, config: ModelConfig, scaling: dict) -> tuple[T
 
 def rope_table(
     freq: Float[Tensor, " r"], gain: float, positions: Int[Tensor, "b l"], dtype: torch.dtype
-) -> tuple[Float[Tensor, "b 1 l e"], Float[Tensor, "b 1 l e"]]:
+) -> tuple[Float[Tensor, "b l 1 e"], Float[Tensor, "b l 1 e"]]:
     """cos and sin of each position, computed in fp32, then cast to `dtype`."""
-    angle = positions[:, None, :, None].float() * freq
+    angle = positions[:, :, None, None].float() * freq
     angle = torch.cat((angle, angle), dim=-1)
     return (angle.cos() * gain).to(dtype), (angle.sin() * gain).to(dtype)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dlm.models.attention import Attend, Attention, AttentionSpec, RMSNorm, dense_attend
+from dlm.models.attention import Attend, Attention, AttentionSpec, RMSNorm, Rope, dense_attend
 from dlm.models.config import ModelConfig
 from dlm.models.moe import MoE
 from dlm.models.rope import rope_frequencies, rope_table
@@ -39,8 +39,8 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MoE(config) if sparse else MLP(config)
 
-    def forward(self, x: Float[Tensor, "b l d"], rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        x = x + self.attn(self.attn_norm(x), rope, attend)
+    def forward(self, x: Float[Tensor, "b l d"], attend: Attend) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), attend)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -93,23 +93,30 @@ class Transformer(nn.Module):
         attention: AttentionSpec | None = None,
         attend: Attend | None = None,
     ) -> Float[Tensor, "b l d"]:
-        """Final hidden states, after the last norm. `valid` is False on padding; `attend` replaces dense attention."""
+        """Final hidden states, after the last norm. `valid` is False on padding.
+
+        `attend` replaces dense attention, rotary positions included: see `rope_of`.
+        """
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         x = self.embed(input_ids)
         if self.positions is not None:
             x = x + self.positions(positions)
-        rope = None
-        if self.rope is not None:
-            frequencies, gain = self.rope
-            rope = rope_table(frequencies.to(x.device), gain, positions, x.dtype)
-        attend = attend or dense_attend(attention or self.attention, positions, valid)
+        if attend is None:
+            attend = dense_attend(attention or self.attention, positions, self.rope_of(positions, x.dtype), valid)
         for layer in self.layers:
             if self.gradient_checkpointing and self.training:
-                x = checkpoint(layer, x, rope, attend, use_reentrant=False)
+                x = checkpoint(layer, x, attend, use_reentrant=False)
             else:
-                x = layer(x, rope, attend)
+                x = layer(x, attend)
         return self.norm(x)
+
+    def rope_of(self, positions: Int[Tensor, "b l"], dtype: torch.dtype) -> Rope | None:
+        """cos and sin of these positions; None where positions are learned."""
+        if self.rope is None:
+            return None
+        frequencies, gain = self.rope
+        return rope_table(frequencies.to(positions.device), gain, positions, dtype)
 
     def head(self, hidden: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
         """Logits of hidden states."""

@@ -188,6 +188,7 @@ def test_the_table_of_rules():
         "threshold",
         "factor",
         "entropy_bound",
+        "entropy_threshold",
         "hierarchical",
         "credit",
     ]

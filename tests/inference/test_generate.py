@@ -8,7 +8,7 @@ import torch
 import dlm
 from dlm.diffusion.unmask import RULES, Threshold
 from dlm.inference.config import SamplerConfig
-from dlm.inference.generation import Options
+from dlm.inference.decoding import Options
 from dlm.inference.plan import Plan
 from dlm.inference.request import Request
 

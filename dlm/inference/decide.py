@@ -1,0 +1,195 @@
+"""From hidden states to decisions: tokens chosen, decode rules applied, second thoughts, for many requests at once."""
+
+from collections.abc import Iterable, Sequence as Sized
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dlm.diffusion.choose import Address, BrokenLogits, Signals, choose, guide
+from dlm.diffusion.edit import edits, remasks
+from dlm.diffusion.rng import Purpose, uniform
+from dlm.diffusion.unmask import best, schedule
+from dlm.inference.sequence import Decision, Sequence
+from dlm.models.transformer import Transformer
+
+COMMIT, EDIT, REMASK = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and the packed rows that predict its columns: (w,) a lane."""
+
+    sequence: Sequence
+    rows: Sized[np.ndarray]
+
+
+def decide(
+    network: Transformer, hidden: Float[Tensor, "n d"], questions: Iterable[Question]
+) -> list[tuple[Sequence, Decision | BrokenLogits]]:
+    """What each request does with this forward. Requests with the same rule and settings are decided together.
+
+    A request with NaN or infinite logits gets its BrokenLogits; the others go on.
+    """
+    ordered = sorted(questions, key=lambda question: hash(_kind(question.sequence)))
+    answers: list[tuple[Sequence, Decision | BrokenLogits]] = []
+    for _, alike in groupby(ordered, key=lambda question: _kind(question.sequence)):
+        group = list(alike)
+        asked = [question.sequence.asked() for question in group]
+        logits = _logits(network, hidden, group, asked)
+        answers += _decide(group, asked, logits, network.config.mask_token_id)
+    return answers
+
+
+def _kind(seq: Sequence) -> tuple:
+    s = seq.decoding.settings
+    return seq.decoding.rule, s.temperature, s.top_k, s.top_p, s.cfg_scale, s.edit_threshold, s.remask_threshold
+
+
+def _logits(network: Transformer, hidden: Tensor, group: list[Question], asked: list[np.ndarray]) -> Float[Tensor, "n v"]:
+    """Of the asked columns of all requests of a group, guided where they want it."""
+
+    def look(lane: int) -> Tensor:
+        rows = np.concatenate([question.rows[lane][here] for question, here in zip(group, asked, strict=True)])
+        return network.suppress(network.head(hidden.index_select(0, torch.from_numpy(rows).to(hidden.device))))
+
+    scale = group[0].sequence.decoding.settings.cfg_scale
+    return guide(look(0), look(1), scale, network.config.mask_token_id) if scale > 0 else look(0)
+
+
+def _decide(
+    group: list[Question], asked: list[np.ndarray], logits: Tensor, mask_id: int | None
+) -> list[tuple[Sequence, Decision | BrokenLogits]]:
+    try:
+        return _Round([question.sequence for question in group], asked, logits, mask_id).answers()
+    except BrokenLogits as error:
+        counts = [int(here.sum()) for here in asked]
+        broken = [bool(part.any()) for part in error.rows.cpu().split(counts)]
+        kept = np.repeat(np.logical_not(broken), counts)
+        going = [i for i, bad in enumerate(broken) if not bad]
+        answers: list[tuple[Sequence, Decision | BrokenLogits]] = [
+            (question.sequence, error) for question, bad in zip(group, broken, strict=True) if bad
+        ]
+        if going:
+            logits = logits[torch.from_numpy(kept).to(logits.device)]
+            answers += _decide([group[i] for i in going], [asked[i] for i in going], logits, mask_id)
+        return answers
+
+
+class _Round:
+    """One group's decisions: grids are (requests, columns), lists are over the n asked columns."""
+
+    def __init__(self, seqs: list[Sequence], asked: list[np.ndarray], logits: Tensor, mask_id: int | None) -> None:
+        self.seqs, self.logits, self.mask_id = seqs, logits, mask_id
+        self.rule, self.settings = seqs[0].decoding.rule, seqs[0].decoding.settings
+        self.device = logits.device
+        self.shape = len(seqs), max(len(seq.columns) for seq in seqs)
+        self.asked = self._grid(asked)
+        self.where = np.flatnonzero(self.asked)
+        self.owner, self.column = np.divmod(self.where, self.shape[1])
+        self.flat = self._upload(self.where)
+        self.masks = self._grid([seq.masks() for seq in seqs])
+
+    def answers(self) -> list[tuple[Sequence, Decision | BrokenLogits]]:
+        logits = self._boost(self.logits) if self.rule.remembers else self.logits
+        address = self._address() if self.settings.temperature > 0 or self.rule.score == "order" else None
+        s = self.settings
+        signals = choose(
+            logits, mask_id=self.mask_id, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, address=address
+        )
+        if self.rule.score == "order":
+            assert address is not None
+            score = uniform(Purpose.ORDER, **vars(address))
+        else:
+            score = getattr(signals, self.rule.score)
+        commit = self._commit(self._spread(score))
+        token, flags = self._spread(signals.token), commit.long() * COMMIT
+        if self.seqs[0].revises:
+            token, flags = self._revise(signals, token, flags)
+        told = torch.stack((token, flags)).cpu().numpy()  # the one synchronisation of a step
+        return [(seq, self._decision(seq, *told[:, i])) for i, seq in enumerate(self.seqs)]
+
+    def _commit(self, score: Float[Tensor, "b w"]) -> Bool[Tensor, "b w"]:
+        masks = self._upload(self.masks)
+        commit = self.rule(score, masks, self._quota())
+        if not any(seq.wide for seq in self.seqs):
+            return commit
+        front = self._upload(self._grid([np.isin(seq.columns, seq.front.positions) for seq in self.seqs])) & masks
+        ordered = -score if self.rule.score == "entropy" else score
+        return commit | best(ordered, front) & ~(commit & front).any(-1, keepdim=True)
+
+    def _quota(self) -> Int[Tensor, " b"]:
+        """The schedule's number for each request, by its first open block."""
+        facts = [(len(seq.front.positions), seq.front.steps, seq.step - seq.front.started) for seq in self.seqs]
+        masks, steps, step = self._upload(np.array(facts, np.int64).T)
+        return schedule(masks, steps, step)
+
+    def _revise(self, signals: Signals, token: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
+        """Second thoughts about what earlier steps committed in the open blocks."""
+        s = self.settings
+        current = self._upload(self._listed([seq.canvas for seq in self.seqs]))
+        committed = self._upload(~self.masks.reshape(-1)[self.where])
+        gone = torch.zeros_like(committed)
+        if s.edit_threshold is not None:
+            gone, other = edits(signals, current, committed, s.edit_threshold)
+            edited = self._spread(gone)
+            token, flags = torch.where(edited, self._spread(other), token), flags + edited.long() * EDIT
+        if s.remask_threshold is not None:
+            times = self._upload(self._listed([seq.remasks for seq in self.seqs]))
+            back = remasks(signals, current, committed & ~gone, times, s.remask_threshold)
+            flags = flags + self._spread(back).long() * REMASK
+        return token, flags
+
+    def _boost(self, logits: Tensor) -> Tensor:
+        """Let the rule change the logits by what it remembers of each position of its block."""
+        places = []
+        for i, seq in enumerate(self.seqs):
+            position = seq.columns[self.column[self.owner == i]]
+            for block in seq.run:
+                own = position[np.isin(position, block.positions)]
+                if len(own):
+                    if block.memory is None:
+                        block.memory = torch.zeros(len(block.positions), logits.shape[-1], device=self.device)
+                    places.append((block, self._upload(np.searchsorted(block.positions, own))))
+        memory = torch.cat([block.memory[place] for block, place in places])
+        logits, memory = self.rule.boost(logits, memory, self.mask_id)
+        for (block, place), part in zip(places, memory.split([len(p) for _, p in places]), strict=True):
+            block.memory[place] = part
+        return logits
+
+    def _address(self) -> Address:
+        facts = np.array([(seq.request.seed, seq.request.sample, seq.step) for seq in self.seqs], np.int64)
+        seed, sample, step = self._upload(facts[self.owner].T)
+        position = self._upload(self._listed([np.arange(seq.capacity) for seq in self.seqs]))
+        return Address(seed=seed, sample=sample, step=step, position=position)
+
+    def _listed(self, arrays: list[np.ndarray]) -> np.ndarray:
+        """Of arrays over each canvas, the entries at the asked columns: (n,)."""
+        return np.concatenate([a[seq.columns[self.column[self.owner == i]]] for i, (seq, a) in enumerate(zip(self.seqs, arrays, strict=True))])
+
+    def _grid(self, parts: list[np.ndarray]) -> np.ndarray:
+        grid = np.zeros(self.shape, bool)
+        for row, part in zip(grid, parts, strict=True):
+            row[: len(part)] = part
+        return grid
+
+    def _spread(self, listed: Tensor) -> Tensor:
+        """From the asked columns to the grid, zero elsewhere."""
+        grid = listed.new_zeros(self.shape[0] * self.shape[1])
+        return grid.index_copy_(0, self.flat, listed).view(self.shape)
+
+    def _upload(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def _decision(self, seq: Sequence, token: np.ndarray, flags: np.ndarray) -> Decision:
+        width = len(seq.columns)
+        token, flags = token[:width], flags[:width]
+        if not seq.revises:
+            return Decision(token=token, commit=flags > 0)
+        return Decision(
+            token=token, commit=(flags & COMMIT) > 0, edited=(flags & EDIT) > 0, remasked=(flags & REMASK) > 0
+        )

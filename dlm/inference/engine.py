@@ -1,0 +1,334 @@
+"""The engine: requests come in at any time, every step is one packed forward for those whose turn it is."""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence as Sized
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from dlm import config as toml
+from dlm.diffusion.choose import BrokenLogits
+from dlm.errors import UserError
+from dlm.inference.attend import paged_attend
+from dlm.inference.config import EngineConfig
+from dlm.inference.decide import Question, decide
+from dlm.inference.decoding import Decoding, continuations, infillings
+from dlm.inference.layout import Layout
+from dlm.inference.memory import page_count
+from dlm.inference.pages import PagePool
+from dlm.inference.prompts import Prompt
+from dlm.inference.request import Generation, StepEvent
+from dlm.inference.scheduler import Scheduler, Turn
+from dlm.inference.sequence import Decision, Sequence
+from dlm.inference.texts import TextStream, result_of
+from dlm.models.lm import LM
+
+OnStep = Callable[[StepEvent], None]
+Cache = Literal["auto", "none", "prefix", "dual", "exact"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """News of one request: text that will not change any more, and its result when it is finished."""
+
+    request_id: str
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    """Committed ids that follow those of the event before."""
+    result: Generation | None = None
+    error: str | None = None
+    """Why it ended without a result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """What an engine has done, and what it holds."""
+
+    running: int
+    waiting: int
+    finished: int
+    nfe: int
+    """Forward passes of the packed batch."""
+    tokens: int
+    """Generated, of finished requests, up to and including end-of-text."""
+    rows: int
+    """Positions that went through the network."""
+    pages_used: int
+    pages_free: int
+    """Blank ones and those that are only kept for prompts with the same beginning."""
+    pages_cached: int
+    preemptions: int
+
+
+class Engine:
+    """Decodes many requests together over one page pool.
+
+    `cache="auto"` never changes a token: it is the exact cache for causal and block-causal families, none for
+    bidirectional ones; "prefix" and "dual" are Fast-dLLM's approximations for the latter. Which requests run together,
+    when they came, and whether pages ran out in between has no influence on any request's tokens.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        *,
+        page_size: int = 32,
+        num_pages: int | None = None,
+        max_num_tokens: int = 8192,
+        max_num_requests: int = 256,
+        cache: Cache = "auto",
+        refresh_interval: int | None = None,
+        cache_delay: int = 1,
+        memory_fraction: float = 0.8,
+        on_step: OnStep | None = None,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k in EngineConfig.model_fields}
+        self.lm, self.on_step = lm, on_step
+        self.config = toml.check(EngineConfig, given, "Engine()")
+        self.cache = cache_of(lm, self.config.cache)
+        pages = page_count(lm, self.config)
+        self.pool = PagePool(lm.config, pages, self.config.page_size, lm.device, lm.dtype)
+        self.scheduler = Scheduler(self.pool, self.config, self.cache)
+        self.sequences: dict[str, Sequence] = {}
+        self.texts: dict[str, TextStream] = {}
+        self.news: list[Event] = []
+        self.arrivals = self.finished = self.nfe = self.tokens = self.rows = 0
+        self._layout: tuple[tuple, Layout] | None = None
+
+    @classmethod
+    def of(cls, lm: LM, config: EngineConfig, on_step: OnStep | None = None) -> "Engine":
+        """An engine as a config describes it."""
+        return cls(lm, **config.model_dump(), on_step=on_step)
+
+    def add_request(
+        self, prompt: Prompt, *, request_id: str | None = None, infill: bool = False, sample: int = 0, **settings: Any
+    ) -> str:
+        """Queue a prompt and return its id; settings are those of `dlm.generate` (or, with `infill`, `dlm.infill`).
+
+        Raises UserError for settings that do not fit, for an id that is already under way, and for a request that
+        could never run in this engine.
+        """
+        name = str(self.arrivals) if request_id is None else request_id
+        make = infillings if infill else continuations
+        decodings = make(self.lm, prompt, settings, where="add_request()", request_ids=[name])
+        if len(decodings) != 1:
+            raise UserError("add_request() takes one prompt and one sample: number them with `sample`")
+        request = decodings[0].request
+        decoding = Decoding(**{**vars(decodings[0]), "request": type(request)(**{**vars(request), "sample": sample})})
+        return self.submit(decoding)
+
+    def submit(self, decoding: Decoding) -> str:
+        """`add_request` for what is already checked."""
+        name = decoding.request.request_id
+        if name in self.sequences:
+            raise UserError(f"request id {name!r} is already under way: give each request its own")
+        seq = Sequence(decoding, self.lm.config, self.config, self.arrivals)
+        if not seq.done:
+            self.scheduler.add(seq)
+        self.arrivals += 1
+        self.sequences[name] = seq
+        self.texts[name] = TextStream(self.lm)
+        if seq.done:
+            self._finish(seq)
+        return name
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now; its pages are free at once and it gives no further event."""
+        if request_id not in self.sequences:
+            raise UserError(f"no request {request_id!r} is under way; there are: {', '.join(self.sequences) or 'none'}")
+        self._forget(self.sequences[request_id])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to tell."""
+        return bool(self.sequences or self.news)
+
+    def step(self) -> list[Event]:
+        """One forward for all requests whose turn it is, and what is new after it."""
+        if self.scheduler.has_work:
+            network = self.lm.network
+            training = network.training
+            network.eval()
+            try:
+                with torch.inference_mode():
+                    self._forward(self.scheduler.schedule())
+            finally:
+                network.train(training)
+        news, self.news = self.news, []
+        return news
+
+    def stream(self) -> Iterator[Event]:
+        """Step until nothing is left to do, telling what is new as it comes; requests may be added meanwhile."""
+        while self.has_work:
+            yield from self.step()
+
+    async def astream(self) -> AsyncIterator[Event]:
+        """`stream` for servers: each step runs in a worker thread, and others may run between two."""
+        import asyncio
+
+        while self.has_work:
+            for event in await asyncio.to_thread(self.step):
+                yield event
+
+    def generate(self, prompts: Prompt | Sized[Prompt], **settings: Any) -> list[Generation]:
+        """Decode these prompts, beside whatever else is under way, and return their results in order."""
+        names = settings.pop("request_ids", None)
+        return self.run(continuations(self.lm, prompts, settings, where="generate()", request_ids=names))
+
+    def run(self, decodings: Sized[Decoding]) -> list[Generation]:
+        """Submit all and step until they are done. Events of other requests wait for the next `step`."""
+        names = [self.submit(decoding) for decoding in decodings]
+        results: dict[str, Generation] = {}
+        others: list[Event] = []
+        while len(results) < len(names):
+            for event in self.step():
+                if event.request_id not in names:
+                    others.append(event)
+                elif event.error is not None:
+                    for name in set(names) & self.sequences.keys():
+                        self.cancel(name)
+                    self.news = [*others, *self.news]
+                    raise UserError(f"request {event.request_id!r}: {event.error}")
+                elif event.result is not None:
+                    results[event.request_id] = event.result
+        self.news = [*others, *self.news]
+        return [results[name] for name in names]
+
+    def stats(self) -> Stats:
+        pages = self.pool.count()
+        return Stats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            finished=self.finished,
+            nfe=self.nfe,
+            tokens=self.tokens,
+            rows=self.rows,
+            pages_used=pages.used,
+            pages_free=pages.free,
+            pages_cached=pages.cached,
+            preemptions=self.scheduler.preemptions,
+        )
+
+    def _forward(self, turns: list[Turn]) -> None:
+        """One packed forward and what follows from it."""
+        layout = self._lay_out(turns)
+        ids = np.concatenate(
+            [t.sequence.tokens(lane)[np.asarray(t.span.positions)] for t in turns for lane in range(t.sequence.lanes)]
+        )
+        network = self.lm.network
+        hidden = network.hidden(layout.upload(ids)[None], layout.positions[None], attend=paged_attend(layout))[0]
+        self.nfe += 1
+        self.rows += layout.rows
+        questions = [_question(t, starts) for t, starts in zip(turns, layout.starts, strict=True) if t.span.decides]
+        for turn in turns:
+            self.scheduler.ran(turn)
+        told: list[tuple[Sequence, Decision]] = []
+        for seq, answer in decide(network, hidden, questions):
+            if isinstance(answer, BrokenLogits):
+                self._fail(seq, str(answer))
+            else:
+                told.append((seq, answer))
+        if self.on_step is not None:
+            with torch.inference_mode(False):  # what leaves this room are ordinary tensors
+                for event in _step_events(sorted(told, key=lambda entry: entry[0].number)):
+                    self.on_step(event)
+        for seq, answer in told:
+            seq.apply(answer)
+            self.scheduler.remember(seq)
+            if seq.done:
+                self._finish(seq)
+            elif not seq.request.holes:
+                self._tell(seq)
+
+    def _lay_out(self, turns: list[Turn]) -> Layout:
+        """The step's layout; the one of the step before where nothing moved."""
+        key = tuple((t.sequence.number, t.sequence.version, t.span) for t in turns)
+        if self._layout is None or self._layout[0] != key:
+            self._layout = key, Layout(turns, self.pool, self.lm.network)
+        return self._layout[1]
+
+    def _tell(self, seq: Sequence) -> None:
+        stream = self.texts[seq.request.request_id]
+        tokens = _until_stop(seq.settled(len(seq.request.ids) + len(stream.tokens)), seq.decoding.stop)
+        ended = bool(stream.tokens) and stream.tokens[-1] in seq.decoding.stop
+        if tokens and not ended:
+            text = stream.add(tokens)
+            self.news.append(Event(request_id=seq.request.request_id, text=text, tokens=tuple(tokens)))
+
+    def _finish(self, seq: Sequence) -> None:
+        result = result_of(self.lm, seq.request, seq.outcome(), seq.decoding.stop)
+        stream = self.texts[seq.request.request_id]
+        rest = result.tokens[len(stream.tokens) :]
+        text = "" if seq.request.holes else stream.add(rest, last=True)
+        self.finished += 1
+        self.tokens += len(result.tokens)
+        self._forget(seq)
+        self.news.append(Event(request_id=result.request_id, text=text, tokens=tuple(rest), result=result))
+
+    def _fail(self, seq: Sequence, error: str) -> None:
+        self._forget(seq)
+        self.news.append(Event(request_id=seq.request.request_id, error=error))
+
+    def _forget(self, seq: Sequence) -> None:
+        self.scheduler.remove(seq)
+        del self.sequences[seq.request.request_id], self.texts[seq.request.request_id]
+
+
+def cache_of(lm: LM, cache: str) -> str:
+    """The cache that `cache` means for this family, or an error that says which would do."""
+    family, kind = lm.config.model_type, lm.config.attention
+    if kind == "bidirectional":
+        if cache == "exact":
+            raise UserError(
+                f'cache = "exact" needs causal or block-causal attention, and {family} is bidirectional, where every '
+                'token changes all keys: use "dual" or "prefix", which approximate, or "none"'
+            )
+        return "none" if cache == "auto" else cache
+    if cache == "dual":
+        raise UserError(
+            f'cache = "dual" is for bidirectional families: {family} is {kind}, so nothing after the active block is '
+            'seen: use "exact" (or "auto"), which changes no token'
+        )
+    return "none" if cache == "none" else "exact"
+
+
+def _question(turn: Turn, starts: Sized[int]) -> Question:
+    """Where the columns of a request are predicted in the packed rows."""
+    seq, span = turn.sequence, turn.span
+    needed = np.maximum(seq.columns - seq.shift, 0)
+    rows = needed - span.positions[0] if isinstance(span.positions, range) else np.searchsorted(span.positions, needed)
+    return Question(seq, [rows + start for start in starts])
+
+
+def _until_stop(tokens: Sized[int], stop: frozenset[int]) -> list[int]:
+    ended = next((i for i, token in enumerate(tokens) if token in stop), len(tokens))
+    return list(tokens[: ended + 1])
+
+
+def _step_events(told: list[tuple[Sequence, Decision]]) -> Iterator[StepEvent]:
+    """What a forward changed, before it is applied; one event for all requests that have had as many steps."""
+    for place in sorted({(seq.step, seq.nfe) for seq, _ in told}):
+        rows = [(seq, decision) for seq, decision in told if (seq.step, seq.nfe) == place]
+        longest = max(seq.length for seq, _ in rows)
+        canvas = torch.full((len(rows), longest), rows[0][0].config.mask_token_id or 0)
+        changes = torch.zeros(3, len(rows), longest, dtype=torch.bool)
+        for i, (seq, decision) in enumerate(rows):
+            after = seq.canvas[: seq.length].copy()
+            for kind, flags in enumerate((decision.commit, decision.edited, decision.remasked)):
+                if flags is not None:
+                    at = seq.columns[flags]
+                    after[at] = decision.token[flags] if kind < 2 else seq.config.mask_token_id
+                    changes[kind, i, torch.from_numpy(at)] = True
+            canvas[i, : seq.length] = torch.from_numpy(after)
+        yield StepEvent(
+            step=place[0],
+            nfe=place[1],
+            request_ids=tuple(seq.request.request_id for seq, _ in rows),
+            prompt_lengths=tuple(seq.request.prompt_length for seq, _ in rows),
+            lengths=tuple(seq.length for seq, _ in rows),
+            canvas=canvas,
+            committed=changes[0],
+            edited=changes[1],
+            remasked=changes[2],
+        )

@@ -1,0 +1,109 @@
+"""The packed tensors of one forward: where each row stands, which slot it is written to, which keys it sees."""
+
+from collections.abc import Sequence as Sized
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from dlm.inference.pages import PagePool
+from dlm.inference.scheduler import Turn
+from dlm.models.attention import Rope
+from dlm.models.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The rows of one lane of one request, and its keys."""
+
+    start: int
+    stop: int
+    visible: int
+    table: tuple[int, ...]
+    sight: int | None
+    """Block length of its attention; None sees everything."""
+
+    @property
+    def contiguous(self) -> bool:
+        return self.table == tuple(range(self.table[0], self.table[0] + len(self.table)))
+
+
+class Layout:
+    """Everything of a forward that does not depend on the tokens: the same as long as the same spans are run."""
+
+    def __init__(self, turns: Sized[Turn], pool: PagePool, network: Transformer) -> None:
+        self.pool, self.device = pool, pool.k.device
+        self.pieces: list[Piece] = []
+        self.starts: list[list[int]] = []
+        """First row of each lane of each turn."""
+        positions, slots = [], []
+        row, size = 0, pool.page_size
+        for turn in turns:
+            seq, span = turn.sequence, turn.span
+            at = np.fromiter(span.positions, np.int64, len(span.positions))
+            kept = at >= span.silent
+            if span.unwritten:
+                kept &= ~np.isin(at, list(span.unwritten))
+            lanes = []
+            for table in seq.tables:
+                pages = np.asarray(table, np.int64)
+                positions.append(at)
+                slots.append(np.where(kept, pages[at // size] * size + at % size, -1))
+                seen = tuple(table[: pool.pages_for(span.visible)])
+                self.pieces.append(Piece(row, row + len(at), span.visible, seen, seq.sight))
+                lanes.append(row)
+                row += len(at)
+            self.starts.append(lanes)
+        self.rows = row
+        self.host_positions, self.host_slots = np.concatenate(positions), np.concatenate(slots)
+        self.positions = self.upload(self.host_positions)
+        self.rope: Rope | None = network.rope_of(self.positions[None], network.embed.weight.dtype)
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    @cached_property
+    def slots(self) -> Int[Tensor, " n"]:
+        """Where each row's keys go in the flat pool; -1: nowhere."""
+        return self.upload(self.host_slots)
+
+    @cached_property
+    def written(self) -> tuple[slice, slice] | tuple[Tensor, Tensor]:
+        """Rows whose keys are written, and their slots: as slices if both are neighbours."""
+        rows = np.flatnonzero(self.host_slots >= 0)
+        slots = self.host_slots[rows]
+        if len(rows) and (np.diff(rows) == 1).all() and (np.diff(slots) == 1).all():
+            return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(slots[0]), int(slots[-1]) + 1)
+        return self.upload(rows), self.upload(slots)
+
+    @cached_property
+    def masks(self) -> list[Bool[Tensor, "q k"] | None]:
+        """Of each piece, which of its visible keys each row may see; None: all."""
+        return [self._mask(piece) for piece in self.pieces]
+
+    @cached_property
+    def indices(self) -> list[Int[Tensor, " k"] | slice]:
+        """Of each piece, the slots of its visible keys: a slice where its pages are neighbours."""
+        return [self._index(piece) for piece in self.pieces]
+
+    def _mask(self, piece: Piece) -> Tensor | None:
+        if piece.sight is None:
+            return None
+        block = self.host_positions[piece.start : piece.stop] // piece.sight
+        if block.min() >= (piece.visible - 1) // piece.sight:
+            return None
+        keys = np.arange(piece.visible) // piece.sight
+        return self.upload(keys[None, :] <= block[:, None])
+
+    def _index(self, piece: Piece) -> Tensor | slice:
+        size = self.pool.page_size
+        if piece.contiguous:
+            return slice(piece.table[0] * size, piece.table[0] * size + piece.visible)
+        slots = np.asarray(piece.table)[:, None] * size + np.arange(size)
+        return self.upload(slots.reshape(-1)[: piece.visible])

@@ -1,0 +1,42 @@
+"""How many pages fit: from the memory that is free, or as given. Knows no requests."""
+
+import os
+
+import torch
+
+from dlm.errors import UserError
+from dlm.inference.config import EngineConfig
+from dlm.models.lm import LM
+
+SHARE_ON_HOST = 0.25
+"""Of `memory_fraction`: a CPU's memory is everybody's."""
+
+
+def page_count(lm: LM, config: EngineConfig) -> int:
+    """`num_pages`, or as many as `memory_fraction` of the free memory holds and `max_num_requests` could ever use."""
+    if config.num_pages is not None:
+        return config.num_pages
+    free = _free_memory(lm.device) * config.memory_fraction
+    if lm.device.type == "cpu":
+        free *= SHARE_ON_HOST
+    each = page_bytes(lm, config.page_size)
+    useful = config.max_num_requests * 2 * -(-lm.config.max_position_embeddings // config.page_size)
+    pages = min(int(free // each), useful)
+    if pages < 1:
+        raise UserError(
+            f"memory_fraction = {config.memory_fraction} of the free memory is {free / 2**20:.1f} MiB, and one page of "
+            f"{config.page_size} positions takes {each / 2**20:.1f} MiB: raise it, or make page_size smaller"
+        )
+    return pages
+
+
+def page_bytes(lm: LM, page_size: int) -> int:
+    """Bytes of one page: keys and values of every layer."""
+    c = lm.config
+    return 2 * c.num_hidden_layers * page_size * c.num_key_value_heads * c.head_dim * lm.dtype.itemsize
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

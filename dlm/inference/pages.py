@@ -1,0 +1,139 @@
+"""The page pool: keys and values of every layer in pages that requests own, share and give back. Knows no requests."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlm.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class PageCount:
+    """Where all pages are: used + cached + blank = the pool."""
+
+    used: int
+    cached: int
+    """Of no request, but their content may serve the next one with the same prompt."""
+    blank: int
+
+    @property
+    def free(self) -> int:
+        return self.cached + self.blank
+
+
+class PagePool:
+    """`num_pages` pages of `page_size` positions; a page holds them for every layer. Keys are stored rotated.
+
+    A page is blank, used by one or more requests, or cached: of no user, but found by the digest of what it holds
+    until its room is needed (least recently used first). Runs of neighbouring pages are preferred, so that a CPU can
+    read a request's keys as one view.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_pages: int, page_size: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        shape = config.num_hidden_layers, num_pages, page_size, config.num_key_value_heads, config.head_dim
+        self.page_size, self.num_pages = page_size, num_pages
+        self.k = torch.empty(shape, device=device, dtype=dtype)
+        self.v = torch.empty(shape, device=device, dtype=dtype)
+        self.users = np.zeros(num_pages, np.int32)
+        self.digests: dict[int, bytes] = {}
+        self.pages: dict[bytes, int] = {}
+        self.idle: OrderedDict[int, None] = OrderedDict()
+        """Pages with a digest and no user, least recently used first."""
+
+    def pages_for(self, positions: int) -> int:
+        """How many pages hold so many positions."""
+        return -(-positions // self.page_size)
+
+    @property
+    def free(self) -> int:
+        """Pages that can be had."""
+        return self.num_pages - int(np.count_nonzero(self.users))
+
+    def count(self) -> PageCount:
+        used = int(np.count_nonzero(self.users))
+        return PageCount(used, len(self.idle), self.num_pages - used - len(self.idle))
+
+    def allocate(self, count: int, after: int | None = None) -> list[int] | None:
+        """So many pages, each with one user; None, and nothing changed, when there are not enough.
+
+        `after` is the page they continue: its right neighbours are taken if they are blank.
+        """
+        if count == 0:
+            return []
+        if count > self.free:
+            return None
+        blank = np.flatnonzero(self.users == 0)
+        if self.idle:
+            blank = np.setdiff1d(blank, np.fromiter(self.idle, np.int64), assume_unique=True)
+        while len(blank) < count:
+            page, _ = self.idle.popitem(last=False)
+            self._forget(page)
+            blank = np.append(blank, page)
+        taken = _run(np.sort(blank), count, after)
+        self.users[taken] = 1
+        return taken.tolist()
+
+    def share(self, page: int) -> None:
+        """One more user."""
+        self.users[page] += 1
+        self.idle.pop(page, None)
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One user less; the last of a sequence go first when room is needed, since fewer prompts begin that way."""
+        for page in reversed(pages):
+            assert self.users[page] > 0, f"page {page} was released more often than taken"
+            self.users[page] -= 1
+            if self.users[page] == 0 and page in self.digests:
+                self.idle[page] = None
+
+    def register(self, page: int, digest: bytes) -> None:
+        """From now on the page is found by what it holds; it must not be written again. The first of equals is kept."""
+        if digest not in self.pages and page not in self.digests:
+            self.pages[digest], self.digests[page] = page, digest
+
+    def find(self, digest: bytes) -> int | None:
+        return self.pages.get(digest)
+
+    def writable(self, page: int) -> bool:
+        """Whether one request alone owns the page."""
+        return bool(self.users[page] == 1) and page not in self.digests
+
+    def copy(self, source: int, target: int) -> None:
+        self.k[:, target] = self.k[:, source]
+        self.v[:, target] = self.v[:, source]
+
+    def read(self, pages: Sequence[int]) -> Tensor:
+        """A copy of these pages in the host's memory, (2, layers, pages, page_size, g, e)."""
+        index = torch.tensor(pages, device=self.k.device)
+        return torch.stack((self.k[:, index], self.v[:, index])).cpu()
+
+    def write(self, pages: Sequence[int], content: Tensor) -> None:
+        """What `read` gave, into other pages."""
+        index = torch.tensor(pages, device=self.k.device)
+        self.k[:, index], self.v[:, index] = content.to(self.k.device)
+
+    def _forget(self, page: int) -> None:
+        del self.pages[self.digests.pop(page)]
+
+
+def digest(tokens: Iterable[int], before: bytes) -> bytes:
+    """Of a page's tokens and, through `before`, of all that stand before them."""
+    return blake2b(before + np.asarray(tokens, np.int64).tobytes(), digest_size=16).digest()
+
+
+def _run(blank: np.ndarray, count: int, after: int | None) -> np.ndarray:
+    """`count` of the sorted blank pages: those right after a page, else the first run of neighbours, else the first."""
+    if after is not None:
+        at = int(np.searchsorted(blank, after + 1))
+        if at + count <= len(blank) and blank[at] == after + 1 and blank[at + count - 1] == after + count:
+            return blank[at : at + count]
+    runs = np.flatnonzero(blank[count - 1 :] - blank[: len(blank) - count + 1] == count - 1)
+    start = int(runs[0]) if len(runs) else 0
+    return blank[start : start + count]
