@@ -25,7 +25,7 @@ def chat(config: InferConfig) -> None:
             turn = JobConfig(
                 prompt=lm.chat(messages), request_id=str(len(messages) // 2), model=config.model, sampler=config.sampler
             )
-            answer = decode(lm, [turn], printer)[0]
+            answer = decode(lm, [turn], printer, config.engine)[0]
             messages.append({"role": "assistant", "content": answer.text})
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlm.inference.config import InferConfig, JobConfig
+from dlm.inference.config import EngineConfig, InferConfig, JobConfig
 
 from .jobs import batches, collect, has_holes
 from .options import Command, Flag, Options
@@ -54,15 +54,16 @@ def _work(config: InferConfig, options: Options) -> None:
 
     with Printer(config.output, options.value("--output")) as printer:
         for batch in batches(jobs, 1 if printer.shows_steps else config.batch_size):
-            decode(lm_of(batch[0].model), batch, printer)
+            decode(lm_of(batch[0].model), batch, printer, config.engine)
 
 
-def decode(lm: "LM", batch: Sequence[JobConfig], printer: "Printer") -> "list[Generation]":
+def decode(lm: "LM", batch: Sequence[JobConfig], printer: "Printer", engine: EngineConfig) -> "list[Generation]":
     """Run one batch of jobs alike through `dlm.generate` or `dlm.infill`, and show it."""
     import dlm
 
     prompts = [lm.encode(job.sudoku) if job.sudoku is not None else str(job.prompt) for job in batch]
-    settings, names = batch[0].sampler.model_dump(), [job.request_id for job in batch]
+    names = [job.request_id for job in batch]
+    settings = batch[0].sampler.model_dump() | engine.model_dump(exclude_unset=True)
     with printer.watch(lm, batch[0]) as view:
         on_step = None if view is None else view.on_step
         if has_holes(batch[0]):

@@ -22,7 +22,7 @@ __version__ = "0.1.0"
 
 __getattr__, __dir__, _ = lazy_loader.attach(
     __name__,
-    submodules={"config", "data", "diffusion", "evaluation", "inference", "models", "training"},
+    submodules={"config", "data", "diffusion", "evaluation", "inference", "kernels", "models", "training"},
     submod_attrs={
         "errors": ["UserError"],
         "inference": ["Engine", "Generation", "generate", "infill"],

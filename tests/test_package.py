@@ -22,6 +22,7 @@ def test_public_names():
         "generate",
         "infill",
         "train",
+        "Engine",
         "Generation",
         "LM",
         "Transformer",

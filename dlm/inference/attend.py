@@ -5,12 +5,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlm.inference.layout import Layout
-from dlm.models.attention import Attend, rotate
+from dlm.kernels.dispatch import paged_attention, rope_write
+from dlm.models.attention import Attend, rotate_into
 
 
 def paged_attend(layout: Layout) -> Attend:
     """The `Attend` of a layout: fused kernels on a GPU, views of the pool and SDPA elsewhere."""
-    return _views(layout)
+    return _kernels(layout) if layout.device.type == "cuda" else _views(layout)
+
+
+def _kernels(layout: Layout) -> Attend:
+    """Two launches a layer: rotate and write, then look."""
+    pool, spans, slots = layout.pool, layout.spans, layout.slots
+    cos, sin = (None, None) if layout.rope is None else (table[0, :, 0] for table in layout.rope)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = pool.k[layer], pool.v[layer]
+        turned = rope_write(q[0], k[0], v[0], cos, sin, keys, values, slots)
+        return paged_attention(turned, keys, values, spans, None)[None]
+
+    return attend
 
 
 def _views(layout: Layout) -> Attend:
@@ -18,26 +32,37 @@ def _views(layout: Layout) -> Attend:
     pool = layout.pool
     keys, values = pool.k.flatten(1, 2), pool.v.flatten(1, 2)  # (layers, slots, g, e)
     rows, slots = layout.written
+    scattered = slots if isinstance(slots, Tensor) else None
     pieces = list(zip(layout.pieces, layout.indices, layout.masks, strict=True))
+    cos, sin = layout.turn
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layout.rope is not None:
-            q, k = rotate(q, *layout.rope), rotate(k, *layout.rope)
         all_keys, all_values = keys[layer], values[layer]
-        if isinstance(rows, slice):
-            all_keys[slots] = k[0, rows]
-            all_values[slots] = v[0, rows]
+        q, k, v = q[0], k[0], v[0]
+        if cos is not None and sin is not None:
+            turned = torch.empty_like(q)
+            rotate_into(turned, q, cos, sin)
+            q = turned
+        if scattered is None:
+            if cos is None or sin is None:
+                all_keys[slots] = k[rows]
+            else:
+                rotate_into(all_keys[slots], k[rows], cos[rows], sin[rows])
+            all_values[slots] = v[rows]
         else:
-            all_keys.index_copy_(0, slots, k[0, rows])
-            all_values.index_copy_(0, slots, v[0, rows])
-        grouped = q.shape[2] != k.shape[2]
-        heads = q[0].transpose(0, 1)  # (h, n, e)
+            if cos is not None and sin is not None:
+                turned = torch.empty_like(k)
+                rotate_into(turned, k, cos, sin)
+                k = turned
+            all_keys.index_copy_(0, scattered, k[rows])
+            all_values.index_copy_(0, scattered, v[rows])
+        grouped = q.shape[1] != k.shape[1]
+        heads = q.transpose(0, 1)[None]  # (1, h, n, e)
         found = []
         for piece, index, mask in pieces:
             seen, told = all_keys[index].transpose(0, 1), all_values[index].transpose(0, 1)  # (g, k, e)
-            out = F.scaled_dot_product_attention(
-                heads[None, :, piece.start : piece.stop], seen[None], told[None], attn_mask=mask, enable_gqa=grouped
-            )
+            asking = heads if len(pieces) == 1 else heads[:, :, piece.start : piece.stop]
+            out = F.scaled_dot_product_attention(asking, seen[None], told[None], attn_mask=mask, enable_gqa=grouped)
             found.append(out.transpose(1, 2))
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 

@@ -127,7 +127,10 @@ class EngineConfig(BaseModel):
     page_size: int = Field(default=32, ge=1, description="Positions in a page of the cache.")
     num_pages: int | None = Field(default=None, ge=1, description="Pages in the cache; none: from memory_fraction.")
     memory_fraction: float = Field(
-        default=0.8, gt=0, le=1, description="Share of the free memory that pages may take, on a GPU; a quarter of it elsewhere."
+        default=0.8,
+        gt=0,
+        le=1,
+        description="Share of the free memory that pages may take, on a GPU; a quarter of it elsewhere.",
     )
     max_num_tokens: int = Field(default=8192, ge=1, description="Positions in one forward, at most.")
     max_num_requests: int = Field(default=256, ge=1, description="Requests under way at a time, at most.")
@@ -185,6 +188,7 @@ class InferConfig(BaseModel):
     sampler: SamplerConfig = Field(
         default=SamplerConfig(), description="The sampler of every job, where it sets nothing else."
     )
+    engine: EngineConfig = Field(default=EngineConfig(), description="How the jobs are run together.")
     output: OutputConfig = Field(default=OutputConfig(), description="What is shown.")
     batch_size: int = Field(
         default=8, ge=1, description="Jobs alike in model and sampler are decoded so many at a time."

@@ -1,6 +1,7 @@
 """From hidden states to decisions: tokens chosen, decode rules applied, second thoughts, for many requests at once."""
 
-from collections.abc import Iterable, Sequence as Sized
+from collections.abc import Iterable
+from collections.abc import Sequence as Sized
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -49,7 +50,9 @@ def _kind(seq: Sequence) -> tuple:
     return seq.decoding.rule, s.temperature, s.top_k, s.top_p, s.cfg_scale, s.edit_threshold, s.remask_threshold
 
 
-def _logits(network: Transformer, hidden: Tensor, group: list[Question], asked: list[np.ndarray]) -> Float[Tensor, "n v"]:
+def _logits(
+    network: Transformer, hidden: Tensor, group: list[Question], asked: list[np.ndarray]
+) -> Float[Tensor, "n v"]:
     """Of the asked columns of all requests of a group, guided where they want it."""
 
     def look(lane: int) -> Tensor:
@@ -168,7 +171,12 @@ class _Round:
 
     def _listed(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Of arrays over each canvas, the entries at the asked columns: (n,)."""
-        return np.concatenate([a[seq.columns[self.column[self.owner == i]]] for i, (seq, a) in enumerate(zip(self.seqs, arrays, strict=True))])
+        return np.concatenate(
+            [
+                a[seq.columns[self.column[self.owner == i]]]
+                for i, (seq, a) in enumerate(zip(self.seqs, arrays, strict=True))
+            ]
+        )
 
     def _grid(self, parts: list[np.ndarray]) -> np.ndarray:
         grid = np.zeros(self.shape, bool)

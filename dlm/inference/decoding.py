@@ -15,7 +15,7 @@ from dlm.models.lm import LM
 
 
 class Options(TypedDict, total=False):
-    """What `generate` and `infill` take beside their own arguments; meanings and defaults are `SamplerConfig`'s."""
+    """What `generate` and `infill` take beside their own arguments: fields of `SamplerConfig` and of `EngineConfig`."""
 
     max_gen_length: int
     top_k: int | None
@@ -31,6 +31,13 @@ class Options(TypedDict, total=False):
     strategy: Literal["block", "multi_block"]
     max_active_blocks: int
     block_add: float
+    refresh_interval: int | None
+    cache_delay: int
+    page_size: int
+    num_pages: int | None
+    memory_fraction: float
+    max_num_tokens: int
+    max_num_requests: int
     remasking: Literal["low_confidence", "random"]
     """LLaDA's name for `rule`."""
 
@@ -56,9 +63,7 @@ def continuations(
 ) -> list[Decoding]:
     """Each prompt, `num_samples` times, to be written on; `given` are the sampler's settings by name."""
     gen_length, steps = given.get("gen_length", 128), given.get("steps")
-    plan = Plan(
-        config=lm.config, block_length=given.get("block_length"), steps=steps, open_ended=gen_length == "auto"
-    )
+    plan = Plan(config=lm.config, block_length=given.get("block_length"), steps=steps, open_ended=gen_length == "auto")
     block = plan.length_of_block(gen_length if isinstance(gen_length, int) else None)
     numbers = {"block_length": block} | {"steps": None if plan.step_by_token else steps}
     rule, settings = _settings(where, {**given, **numbers})
@@ -107,7 +112,9 @@ def _settings(where: str, given: dict[str, Any]) -> tuple[Rule, SamplerConfig]:
     remasking = given.pop("remasking", None)
     if remasking is not None:
         if given["rule"] not in ("low_confidence", remasking):
-            raise UserError(f"{where}: rule = {given['rule']!r} and remasking = {remasking!r} disagree: give one of them")
+            raise UserError(
+                f"{where}: rule = {given['rule']!r} and remasking = {remasking!r} disagree: give one of them"
+            )
         given["rule"] = remasking
     rule = given["rule"]
     if isinstance(rule, Rule):

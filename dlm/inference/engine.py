@@ -1,6 +1,7 @@
 """The engine: requests come in at any time, every step is one packed forward for those whose turn it is."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence as Sized
+from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Sequence as Sized
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from dlm.inference.scheduler import Scheduler, Turn
 from dlm.inference.sequence import Decision, Sequence
 from dlm.inference.texts import TextStream, result_of
 from dlm.models.lm import LM
+from dlm.models.packing import pack
 
 OnStep = Callable[[StepEvent], None]
 Cache = Literal["auto", "none", "prefix", "dual", "exact"]
@@ -95,6 +97,8 @@ class Engine:
         self.news: list[Event] = []
         self.arrivals = self.finished = self.nfe = self.tokens = self.rows = 0
         self._layout: tuple[tuple, Layout] | None = None
+        if not lm.network.training:
+            pack(lm.network)
 
     @classmethod
     def of(cls, lm: LM, config: EngineConfig, on_step: OnStep | None = None) -> "Engine":
@@ -149,12 +153,14 @@ class Engine:
         if self.scheduler.has_work:
             network = self.lm.network
             training = network.training
-            network.eval()
+            if training:
+                network.eval()
             try:
                 with torch.inference_mode():
                     self._forward(self.scheduler.schedule())
             finally:
-                network.train(training)
+                if training:
+                    network.train()
         news, self.news = self.news, []
         return news
 
@@ -311,14 +317,14 @@ def _step_events(told: list[tuple[Sequence, Decision]]) -> Iterator[StepEvent]:
     for place in sorted({(seq.step, seq.nfe) for seq, _ in told}):
         rows = [(seq, decision) for seq, decision in told if (seq.step, seq.nfe) == place]
         longest = max(seq.length for seq, _ in rows)
-        canvas = torch.full((len(rows), longest), rows[0][0].config.mask_token_id or 0)
+        canvas = torch.full((len(rows), longest), rows[0][0].mask_id)
         changes = torch.zeros(3, len(rows), longest, dtype=torch.bool)
         for i, (seq, decision) in enumerate(rows):
             after = seq.canvas[: seq.length].copy()
             for kind, flags in enumerate((decision.commit, decision.edited, decision.remasked)):
                 if flags is not None:
                     at = seq.columns[flags]
-                    after[at] = decision.token[flags] if kind < 2 else seq.config.mask_token_id
+                    after[at] = decision.token[flags] if kind < 2 else seq.mask_id
                     changes[kind, i, torch.from_numpy(at)] = True
             canvas[i, : seq.length] = torch.from_numpy(after)
         yield StepEvent(

@@ -26,8 +26,6 @@ def generate(
     seed: int = 0,
     *,
     cache: Cache = "auto",
-    refresh_interval: int | None = None,
-    cache_delay: int = 1,
     request_ids: Sequence[str] | None = None,
     batch_size: int = 64,
     on_step: OnStep | None = None,
@@ -39,12 +37,13 @@ def generate(
     rounded down to whole steps a block, unless given. With gen_length="auto" blocks are added until end-of-text or
     `max_gen_length`, and `steps` counts those of one block. Causal families go token by token, whatever these say.
     `num_samples` results a prompt stand next to each other. `cache` is the engine's: "auto" changes no token, "prefix"
-    and "dual" approximate. Results do not depend on `batch_size`, the number of requests under way at a time. Raises
+    and "dual" approximate; `options` may name its other settings too (`EngineConfig`). Results do not depend on `batch_size`, the number of requests under way at a time. Raises
     UserError for what cannot be done.
     """
-    given = _given(locals(), options) | {"gen_length": gen_length}
+    given, engine = _given(locals(), options)
+    given["gen_length"] = gen_length
     decodings = continuations(lm, prompts, given, where="generate()", request_ids=request_ids)
-    return _run(lm, decodings, cache, refresh_interval, cache_delay, batch_size, on_step)
+    return _run(lm, decodings, engine, batch_size, on_step)
 
 
 def infill(
@@ -59,8 +58,6 @@ def infill(
     seed: int = 0,
     *,
     cache: Cache = "auto",
-    refresh_interval: int | None = None,
-    cache_delay: int = 1,
     request_ids: Sequence[str] | None = None,
     batch_size: int = 64,
     on_step: OnStep | None = None,
@@ -72,46 +69,40 @@ def infill(
     which shares the steps out. Text on both sides is seen as far as the family's attention reaches. End-of-text in a
     hole ends nothing: it is a token like others, and `.text` and `.holes` do not show it. Otherwise as `generate`.
     """
-    decodings = infillings(lm, prompts, _given(locals(), options), where="infill()", request_ids=request_ids)
-    return _run(lm, decodings, cache, refresh_interval, cache_delay, batch_size, on_step)
+    given, engine = _given(locals(), options)
+    decodings = infillings(lm, prompts, given, where="infill()", request_ids=request_ids)
+    return _run(lm, decodings, engine, batch_size, on_step)
 
 
 SETTINGS = ("block_length", "steps", "temperature", "cfg_scale", "rule", "threshold", "seed")
 
 
-def _given(arguments: dict[str, Any], options: Options) -> dict[str, Any]:
-    return {name: arguments[name] for name in SETTINGS} | dict(options)
+def _given(arguments: dict[str, Any], options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What was given for the sampler, and what for the engine."""
+    given = {name: arguments[name] for name in SETTINGS} | dict(options)
+    engine = {name: given.pop(name) for name in EngineConfig.model_fields.keys() & given.keys()}
+    return given, {**engine, "cache": arguments["cache"]}
 
 
 def _run(
-    lm: LM,
-    decodings: list[Decoding],
-    cache: Cache,
-    refresh_interval: int | None,
-    cache_delay: int,
-    batch_size: int,
-    on_step: OnStep | None,
+    lm: LM, decodings: list[Decoding], engine: dict[str, Any], batch_size: int, on_step: OnStep | None
 ) -> list[Generation]:
-    """All of them through an engine that is just large enough."""
+    """All of them through an engine that is just large enough, where nothing else was asked for."""
     if batch_size < 1:
         raise UserError(f"batch_size = {batch_size} must be at least 1")
     if not decodings:
         return []
-    sizes = sorted((_size(decoding) for decoding in decodings), reverse=True)[:batch_size]
-    page = EngineConfig.model_fields["page_size"].default
-    engine = Engine(
-        lm,
-        cache=cache,
-        refresh_interval=refresh_interval,
-        cache_delay=cache_delay,
-        num_pages=sum(-(-length // page) * lanes for length, lanes in sizes),
-        max_num_tokens=max(8192, max(length * lanes for length, lanes in sizes)),
-        max_num_requests=batch_size,
-        on_step=on_step,
-    )
-    return engine.run(decodings)
+    page = engine.get("page_size", EngineConfig.model_fields["page_size"].default)
+    sizes = sorted((_size(decoding, page) for decoding in decodings), reverse=True)[:batch_size]
+    room = {
+        "num_pages": sum(pages for pages, _ in sizes),
+        "max_num_tokens": max(8192, *(positions for _, positions in sizes)),
+        "max_num_requests": batch_size,
+    }
+    return Engine(lm, **{**room, **engine}, on_step=on_step).run(decodings)
 
 
-def _size(decoding: Decoding) -> tuple[int, int]:
-    """Positions a request may come to need, and in how many lanes."""
-    return max(1, decoding.plan.length(decoding.request)), 2 if decoding.settings.cfg_scale > 0 else 1
+def _size(decoding: Decoding, page_size: int) -> tuple[int, int]:
+    """Pages and positions that a request may come to need."""
+    length, lanes = max(1, decoding.plan.length(decoding.request)), 2 if decoding.settings.cfg_scale > 0 else 1
+    return -(-length // page_size) * lanes, length * lanes

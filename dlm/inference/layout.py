@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dlm.inference.pages import PagePool
 from dlm.inference.scheduler import Turn
+from dlm.kernels.spans import Spans
 from dlm.models.attention import Rope
 from dlm.models.transformer import Transformer
 
@@ -69,9 +70,29 @@ class Layout:
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
     @cached_property
+    def turn(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """cos and sin of the rows, (n, 1, r), for `rotate_into`: the first half of sin is negative."""
+        if self.rope is None:
+            return None, None
+        cos, sin = (table[0] for table in self.rope)
+        half = sin.shape[-1] // 2
+        return cos, torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+
+    @cached_property
     def slots(self) -> Int[Tensor, " n"]:
         """Where each row's keys go in the flat pool; -1: nowhere."""
         return self.upload(self.host_slots)
+
+    @cached_property
+    def spans(self) -> Spans:
+        """The pieces as the kernels read them."""
+        return Spans.of(
+            [self.host_positions[piece.start : piece.stop].tolist() for piece in self.pieces],
+            [piece.visible for piece in self.pieces],
+            [piece.table for piece in self.pieces],
+            self.device,
+            [piece.sight or 0 for piece in self.pieces],
+        )
 
     @cached_property
     def written(self) -> tuple[slice, slice] | tuple[Tensor, Tensor]:

@@ -77,7 +77,8 @@ class Sequence:
         self.blocks = plan.blocks(request)
         size = plan.length(request)
         # Causal families have no mask: what stands at the position being predicted is then of no consequence.
-        self.canvas = np.full(size, self.config.mask_token_id or 0, np.int64)
+        self.mask_id = self.config.mask_token_id or 0
+        self.canvas = np.full(size, self.mask_id, np.int64)
         self.canvas[: len(request.ids)] = request.ids
         self.masked = np.ones(size, bool)
         self.masked[: len(request.ids)] = False
@@ -138,12 +139,16 @@ class Sequence:
 
     def tokens(self, lane: int) -> np.ndarray:
         """What the network is shown in that lane."""
-        return np.where(self.given, self.config.mask_token_id, self.canvas) if lane else self.canvas
+        return np.where(self.given, self.mask_id, self.canvas) if lane else self.canvas
 
     def asked(self) -> np.ndarray:
         """Which columns the network is asked about: masks, or everything open if there may be second thoughts."""
         real = self.columns != GAP
-        here = np.isin(self.columns, np.concatenate([b.positions for b in self.run if not b.closed])) if self.wide else real
+        here = (
+            np.isin(self.columns, np.concatenate([b.positions for b in self.run if not b.closed]))
+            if self.wide
+            else real
+        )
         return here & (self.masked[self.columns] | self.revises)
 
     def masks(self) -> np.ndarray:
@@ -166,7 +171,7 @@ class Sequence:
         if decision.remasked is not None:
             back = self.columns[decision.remasked]
             self.masked[back], self.remasks[back] = True, self.remasks[back] + 1
-            self.canvas[back] = self.config.mask_token_id
+            self.canvas[back] = self.mask_id
         self._settle(self.columns[dirty])
         self.step += 1
         self.lingering = [(first, left - 1) for first, left in self.lingering if left > 1]

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dlm.models.attention import Attend, Attention, AttentionSpec, RMSNorm, Rope, dense_attend
+from dlm.models.attention import Attend, Attention, AttentionSpec, RMSNorm, Rope, dense_attend, shares
 from dlm.models.config import ModelConfig
 from dlm.models.moe import MoE
 from dlm.models.rope import rope_frequencies, rope_table
@@ -23,8 +23,14 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(d, f, bias=bias)
         self.up_proj = nn.Linear(d, f, bias=bias)
         self.down_proj = nn.Linear(f, d, bias=bias)
+        self.packed: Tensor | None = None
+        """The weights of gate and up side by side; see dlm.models.packing."""
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        packed = self.packed
+        if packed is not None and not torch.is_grad_enabled() and shares(self.gate_proj, packed):
+            gate, up = F.linear(x, packed).chunk(2, dim=-1)
+            return self.down_proj(F.silu(gate).mul_(up))
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 

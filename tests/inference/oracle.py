@@ -69,3 +69,65 @@ def left_to_right(lm: LM, prompt: list[int], gen_length: int) -> list[int]:
     for _ in range(gen_length):
         canvas.append(int(logits_of(lm, canvas)[-1].argmax()))
     return canvas[len(prompt) :]
+
+
+def fast_dllm(
+    lm: LM, prompt: list[int], gen_length: int, block_length: int, steps: int, dual: bool, threshold: float | None
+) -> tuple[list[int], int]:
+    """Fast-dLLM's prefix and dual cache (algorithm 1): a full pass at each block's first step, the rest on its keys.
+
+    Keys and values lie in one array over the canvas; attention is a softmax written out. Returns tokens and forwards.
+    """
+    mask, network = lm.config.mask_token_id, lm.network
+    heads, groups = lm.config.num_attention_heads, lm.config.num_key_value_heads
+    canvas = [*prompt, *[mask] * gen_length]
+    frequency = 1 / lm.config.rope_theta ** (np.arange(0, lm.config.head_dim, 2) / lm.config.head_dim)
+    cache: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0), np.zeros(0))] * len(network.layers)
+
+    def rotated(x: np.ndarray, positions: list[int]) -> np.ndarray:
+        angle = np.asarray(positions)[:, None] * frequency
+        turn = np.exp(1j * angle)[:, None]
+        pair = (x[..., : x.shape[-1] // 2] + 1j * x[..., x.shape[-1] // 2 :]) * turn
+        return np.concatenate((pair.real, pair.imag), -1)
+
+    def forward(positions: list[int]) -> np.ndarray:
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            asked, keys, values = (x[0].double().numpy() for x in (q, k, v))
+            asked, keys = rotated(asked, positions), rotated(keys, positions)
+            if len(positions) == len(canvas):
+                cache[layer] = keys, values
+            else:
+                cache[layer][0][positions], cache[layer][1][positions] = keys, values
+            keys, values = (np.repeat(x, heads // groups, 1) for x in cache[layer])
+            score = np.einsum("qhe,khe->hqk", asked, keys) / np.sqrt(keys.shape[-1])
+            weight = np.exp(score - score.max(-1, keepdims=True))
+            out = np.einsum("hqk,khe->qhe", weight / weight.sum(-1, keepdims=True), values)
+            return torch.tensor(out, dtype=torch.float32)[None]
+
+        with torch.no_grad():
+            ids = torch.tensor([[canvas[position] for position in positions]])
+            hidden = network.hidden(ids, torch.tensor([positions]), attend=attend)
+            return network.head(hidden)[0].double().numpy()
+
+    forwards, share = 0, steps // (gen_length // block_length)
+    for start in range(len(prompt), len(canvas), block_length):
+        block = range(start, start + block_length)
+        step = 0
+        while any(canvas[position] == mask for position in block):
+            later = block if dual else range(start, len(canvas))
+            shown = list(later if step else range(len(canvas)))
+            rows = forward(shown)
+            forwards += 1
+            found = []
+            for position in block:
+                if canvas[position] == mask:
+                    row = rows[shown.index(position)]
+                    token = max((t for t in range(len(row)) if t != mask), key=lambda t, row=row: row[t])
+                    found.append((-softmax(row)[token], position, token))
+            found.sort()
+            count = block_length // share + (step < block_length % share)
+            for rank, (confidence, position, token) in enumerate(found):
+                if (rank < count) if threshold is None else (rank == 0 or -confidence >= threshold):
+                    canvas[position] = token
+            step += 1
+    return canvas[len(prompt) :], forwards

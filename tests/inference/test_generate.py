@@ -7,7 +7,7 @@ import torch
 
 import dlm
 from dlm.diffusion.unmask import RULES, Threshold
-from dlm.inference.config import SamplerConfig
+from dlm.inference.config import EngineConfig, SamplerConfig
 from dlm.inference.decoding import Options
 from dlm.inference.plan import Plan
 from dlm.inference.request import Request
@@ -221,7 +221,7 @@ def test_no_prompts_no_results():
 
 def test_defaults_stand_in_one_place():
     signature = inspect.signature(dlm.generate).parameters
-    fields = SamplerConfig.model_fields
+    fields = SamplerConfig.model_fields | EngineConfig.model_fields
     shared = [name for name in signature if name in fields]
     assert {name: signature[name].default for name in shared} == {name: fields[name].default for name in shared}
     assert set(shared) | set(Options.__annotations__) - {"remasking"} == set(fields)

@@ -1,0 +1,12 @@
+"""Kernels: Triton on a GPU, and beside each its plain-PyTorch twin, which defines it and runs everywhere else."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "dispatch": ["confidence", "paged_attention", "rms_norm", "rope_write"],
+        "picked": ["Picked"],
+        "spans": ["Spans"],
+    },
+)

@@ -1,0 +1,113 @@
+"""The public kernels: Triton for tensors on a GPU, the twin for all others. Knows nothing of how either computes."""
+
+import os
+from functools import cache
+from importlib.util import find_spec
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dlm.kernels import reference
+from dlm.kernels.picked import Picked
+from dlm.kernels.spans import Spans
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's own switch: kernels run in its interpreter, on CPU tensors."""
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def on_triton(x: Tensor) -> bool:
+    """Whether x's device runs the Triton kernels."""
+    return (x.is_cuda or INTERPRETED) and _installed()
+
+
+def paged_attention(
+    q: Float[Tensor, "n h e"],
+    k_pages: Float[Tensor, "p s g e"],
+    v_pages: Float[Tensor, "p s g e"],
+    spans: Spans,
+    block_length: int | None,
+    scale: float | None = None,
+) -> Float[Tensor, "n h e"]:
+    """Attention of n query rows to the pages of their sequences, spans of all lengths in one launch.
+
+    p pages of s positions, g key heads, each shared by h / g query heads; keys are stored rotated. Key j is seen by a row at position x if
+    j < visible and (`block_length` is None or j // block_length <= x // block_length); 1 is causal sight. A row that
+    sees nothing gives zeros. What lies in unseen slots, NaN included, has no effect. `scale` is 1/sqrt(e) unless
+    given. A row's result does not depend on what else is in the launch, bit for bit.
+    """
+    if on_triton(q):
+        from dlm.kernels import attention
+
+        return attention.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
+    return reference.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
+
+
+def rope_write(
+    q: Float[Tensor, "n h e"],
+    k: Float[Tensor, "n g e"],
+    v: Float[Tensor, "n g e"],
+    cos: Float[Tensor, "n r"] | None,
+    sin: Float[Tensor, "n r"] | None,
+    k_pages: Float[Tensor, "p s g e"],
+    v_pages: Float[Tensor, "p s g e"],
+    slots: Int[Tensor, " n"],
+) -> Float[Tensor, "n h e"]:
+    """Rotate q and k by their rows' cos and sin (both None: not at all), write k and v to pages, return q.
+
+    The first r channels of each head are turned, half-split. `slots` are page * s + offset; -1 writes nothing. The
+    pools must be contiguous.
+    """
+    if on_triton(q):
+        from dlm.kernels import rope
+
+        return rope.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
+    return reference.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
+
+
+def rms_norm(
+    x: Float[Tensor, "n d"], weight: Float[Tensor, " d"], eps: float, residual: Float[Tensor, "n d"] | None = None
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
+    """(norm of x + residual, x + residual): the sum in x's dtype, the norm in fp32, cast back, then times weight."""
+    if on_triton(x):
+        from dlm.kernels import norm
+
+        return norm.rms_norm(x, weight, eps, residual)
+    return reference.rms_norm(x, weight, eps, residual)
+
+
+def confidence(
+    logits: Float[Tensor, "n v"],
+    *,
+    mask_id: int | None,
+    keep_mask: bool = True,
+    temperature: float = 0.0,
+    seed: Int[Tensor, " n"] | None = None,
+    sample: Int[Tensor, " n"] | None = None,
+    step: Int[Tensor, " n"] | None = None,
+    position: Int[Tensor, " n"] | None = None,
+) -> Picked:
+    """A token for each row and how sure the row is of it, in one pass over the vocabulary.
+
+    Never the mask: the argmax at temperature 0 (ties to the lower id), else a draw whose noise has the row's address
+    (seed, sample, step, position). `keep_mask` leaves the mask token in the softmax's denominator and entropy. At
+    temperature 0 p is the plain softmax.
+    """
+    if on_triton(logits):
+        from dlm.kernels import pick as implementation
+    else:
+        implementation = reference
+    return implementation.confidence(
+        logits,
+        mask_id=mask_id,
+        keep_mask=keep_mask,
+        temperature=temperature,
+        seed=seed,
+        sample=sample,
+        step=step,
+        position=position,
+    )

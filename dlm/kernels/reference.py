@@ -1,0 +1,147 @@
+"""The twins: each kernel in plain PyTorch, which defines what it computes and is the CPU path. Knows nothing but tensors."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dlm.kernels.picked import Picked
+from dlm.kernels.spans import Spans
+
+
+def paged_attention(
+    q: Float[Tensor, "n h e"],
+    k_pages: Float[Tensor, "p s g e"],
+    v_pages: Float[Tensor, "p s g e"],
+    spans: Spans,
+    block_length: int | None,
+    scale: float | None = None,
+) -> Float[Tensor, "n h e"]:
+    """Attention of every span's rows to its sequence's pages, one span at a time.
+
+    So a row's result cannot depend on the other spans. Pages that lie in order are read as a view.
+    """
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    grouped = q.shape[1] != k_pages.shape[2]
+    for read in spans.reads(block_length, k_pages.shape[1]):
+        k, v = (pool[read.pages].flatten(0, 1)[: read.seen].transpose(0, 1)[None] for pool in (k_pages, v_pages))
+        rows = q[read.rows].transpose(0, 1)[None]
+        found = F.scaled_dot_product_attention(rows, k, v, attn_mask=read.mask, scale=scale, enable_gqa=grouped)
+        out[read.rows] = found[0].transpose(0, 1)
+    return out
+
+
+def rope_write(
+    q: Float[Tensor, "n h e"],
+    k: Float[Tensor, "n g e"],
+    v: Float[Tensor, "n g e"],
+    cos: Float[Tensor, "n r"] | None,
+    sin: Float[Tensor, "n r"] | None,
+    k_pages: Float[Tensor, "p s g e"],
+    v_pages: Float[Tensor, "p s g e"],
+    slots: Int[Tensor, " n"],
+) -> Float[Tensor, "n h e"]:
+    """Rotate q and k (half-split, the first r channels), write k and v to flat slots page * s + offset, return q.
+
+    Slot -1 writes nothing. The pools must be contiguous.
+    """
+    if cos is not None and sin is not None:
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+    kept = slots >= 0
+    if not bool(kept.all()):
+        k, v, slots = k[kept], v[kept], slots[kept]
+    for pool, values in ((k_pages, k), (v_pages, v)):
+        pool.view(-1, *pool.shape[2:]).index_copy_(0, slots, values.to(pool.dtype))
+    return q
+
+
+def _rotate(x: Float[Tensor, "n h e"], cos: Float[Tensor, "n r"], sin: Float[Tensor, "n r"]) -> Tensor:
+    r = cos.shape[-1]
+    turned, rest = x[..., :r], x[..., r:]
+    half = torch.cat((-turned[..., r // 2 :], turned[..., : r // 2]), dim=-1)
+    turned = (turned * cos[:, None] + half * sin[:, None]).to(x.dtype)
+    return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)
+
+
+def rms_norm(
+    x: Float[Tensor, "n d"], weight: Float[Tensor, " d"], eps: float, residual: Float[Tensor, "n d"] | None = None
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
+    """(norm of x + residual, x + residual): the sum in x's dtype, the norm in fp32, cast back, then times weight."""
+    total = x if residual is None else x + residual
+    wide = total.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * normed.to(total.dtype), total
+
+
+def confidence(
+    logits: Float[Tensor, "n v"],
+    *,
+    mask_id: int | None,
+    keep_mask: bool = True,
+    temperature: float = 0.0,
+    seed: Int[Tensor, " n"] | None = None,
+    sample: Int[Tensor, " n"] | None = None,
+    step: Int[Tensor, " n"] | None = None,
+    position: Int[Tensor, " n"] | None = None,
+) -> Picked:
+    """A token for each row, never the mask: the argmax at temperature 0 (ties to the lower id), else an addressed draw.
+
+    `keep_mask` leaves the mask token in the softmax's denominator and entropy. At temperature 0 p is the plain softmax.
+    """
+    logits = logits.float()
+    without = logits
+    if mask_id is not None:
+        without = logits.index_fill(-1, torch.tensor([mask_id], device=logits.device), float("-inf"))
+    if not keep_mask:
+        logits = without
+    finite = ~(logits.isnan() | logits.isposinf()).any(-1) & without.isfinite().any(-1)
+    first_token = without.argmax(-1, keepdim=True)  # unlike topk, the lowest id among equals
+    second = without.scatter(-1, first_token, float("-inf")).argmax(-1, keepdim=True)
+    other = without.gather(-1, second).isfinite() & (second != first_token)
+    token = first_token
+    if temperature > 0:
+        assert seed is not None and sample is not None and step is not None and position is not None
+        logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the highest at 0: no temperature is too small
+        scores = (without - without.amax(-1, keepdim=True)) / temperature
+        noise = gumbel(seed=seed, sample=sample, step=step, position=position, vocab_size=logits.shape[-1])
+        token = (scores + noise).argmax(-1, keepdim=True)
+    p = logits.softmax(-1)
+    return Picked(
+        token=token[:, 0],
+        p=p.gather(-1, token)[:, 0],
+        first=p.gather(-1, first_token)[:, 0],
+        first_token=first_token[:, 0],
+        second=torch.where(other, p.gather(-1, second), 0.0)[:, 0],
+        entropy=torch.special.entr(p).sum(-1),
+        finite=finite,
+    )
+
+
+WORD = 0xFFFFFFFF
+TOKEN = 0  # the purpose of a draw that picks a token
+
+
+def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Philox4x32-10 (Salmon et al., SC'11) on int64 tensors: four 32-bit words for each broadcast (key, counter)."""
+
+    def multiply(x: Tensor, constant: int) -> tuple[Tensor, Tensor]:  # in halves: int64 is signed
+        low, high = x * (constant & 0xFFFF), x * (constant >> 16)
+        middle = high + (low >> 16)
+        return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+
+    k0, k1, c0, c1, c2, c3 = (word & WORD for word in (*key, *counter))
+    for _ in range(10):
+        (high0, low0), (high1, low1) = multiply(c0, 0xD2511F53), multiply(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & WORD, (k1 + 0xBB67AE85) & WORD
+    return c0, c1, c2, c3
+
+
+def gumbel(*, seed: Tensor, sample: Tensor, step: Tensor, position: Tensor, vocab_size: int) -> Float[Tensor, "n v"]:
+    """Gumbel noise for each row's vocabulary: key (seed, sample), counter (TOKEN, step, position, token // 4)."""
+    group = torch.arange((vocab_size + 3) // 4, device=seed.device)
+    seed, sample, step, position = (x.long().reshape(-1, 1) for x in (seed, sample, step, position))
+    words = philox((seed, sample), (torch.full_like(seed, TOKEN), step, position, group))
+    word = torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(-2)[..., :vocab_size]
+    small = ((word.double() + 0.5) / 2**32).float().clamp_max(1 - 2**-24)  # fp32 resolves the upper tail this way round
+    return -torch.log(-torch.log1p(-small))

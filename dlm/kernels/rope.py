@@ -1,0 +1,104 @@
+"""Rotate queries and keys and write keys and values to their pages, one Triton kernel. Knows nothing but tensors."""
+
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+# (inside a kernel, Python is Triton's)
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+HEADS = 8  # query heads a program turns, about
+
+
+def rope_write(
+    q: Float[Tensor, "n h e"],
+    k: Float[Tensor, "n g e"],
+    v: Float[Tensor, "n g e"],
+    cos: Float[Tensor, "n r"] | None,
+    sin: Float[Tensor, "n r"] | None,
+    k_pages: Float[Tensor, "p s g e"],
+    v_pages: Float[Tensor, "p s g e"],
+    slots: Int[Tensor, " n"],
+) -> Float[Tensor, "n h e"]:
+    """See `dlm.kernels.dispatch`. Sums and products are rounded where PyTorch rounds them, so the twin's bits come out."""
+    n, h, e = q.shape
+    g, rotated = k.shape[1], 0 if cos is None else cos.shape[1]
+    assert h % g == 0 and rotated <= e and rotated % 2 == 0, (q.shape, k.shape, rotated)
+    assert q.stride(2) == k.stride(2) == v.stride(2) == 1 and k_pages.is_contiguous() and v_pages.is_contiguous()
+    out = q if cos is None else torch.empty((n, h, e), dtype=q.dtype, device=q.device)
+    if n == 0:
+        return out
+    if cos is None or sin is None:
+        cos = sin = q  # stand-ins, never read
+    assert cos.stride(1) == sin.stride(1) or rotated == 0
+    heads = min(triton.next_power_of_2(g), max(1, HEADS * g // h))
+    turn[(n, triton.cdiv(g, heads))](
+        q, k, v, cos, sin, out, k_pages, v_pages, slots, g,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), sin.stride(0),
+        HEAD=e, HALF=rotated // 2, GROUP=h // g, HEADS=heads, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def turned(x, mirrored, cos, sin):
+    """x * cos + mirrored * sin as PyTorch computes it: each product and the sum rounded to the operands' dtype."""
+    a, b = x.to(tl.float32) * cos.to(tl.float32)[None, :], mirrored.to(tl.float32) * sin.to(tl.float32)[None, :]
+    if x.dtype == cos.dtype:
+        a, b = a.to(x.dtype).to(tl.float32), b.to(x.dtype).to(tl.float32)
+    return (a + b).to(x.dtype)
+
+
+@triton.jit
+def copy_heads(
+    x, out, cos, sin, head, heads, x_head, HEAD: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, ROTATE: tl.constexpr
+):  # fmt: skip
+    """Heads of one row from x (strided) to out (packed), the first 2 * HALF channels turned."""
+    index = (head + tl.arange(0, HEADS))[:, None]
+    here, there, live = x + index * x_head, out + index * HEAD, index < heads
+    done: tl.constexpr = 2 * HALF if ROTATE else 0
+    if ROTATE:
+        e = tl.arange(0, triton.next_power_of_2(HALF))
+        inside = e < HALF
+        low = tl.load(here + e, mask=live & inside, other=0.0)
+        high = tl.load(here + HALF + e, mask=live & inside, other=0.0)
+        cos_low, cos_high = tl.load(cos + e, mask=inside), tl.load(cos + HALF + e, mask=inside)
+        sin_low, sin_high = tl.load(sin + e, mask=inside), tl.load(sin + HALF + e, mask=inside)
+        tl.store(there + e, turned(low, -high, cos_low, sin_low), mask=live & inside)
+        tl.store(there + HALF + e, turned(high, low, cos_high, sin_high), mask=live & inside)
+    if done < HEAD:
+        e = done + tl.arange(0, triton.next_power_of_2(HEAD - done))
+        tl.store(there + e, tl.load(here + e, mask=live & (e < HEAD), other=0.0), mask=live & (e < HEAD))
+
+
+@triton.jit
+def turn(
+    q, k, v, cos, sin, out, k_pages, v_pages, slots, g,
+    q_row, q_head, k_row, k_head, v_row, v_head, cos_row, sin_row,
+    HEAD: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
+    cos, sin = cos + row * cos_row, sin + row * sin_row
+    if HALF > 0:
+        for member in tl.static_range(GROUP):
+            start = head * GROUP + member * HEADS
+            copy_heads(
+                q + row * q_row,
+                out + row * g * GROUP * HEAD,
+                cos,
+                sin,
+                start,
+                g * GROUP,
+                q_head,
+                HEAD,
+                HALF,
+                HEADS,
+                True,
+            )
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot >= 0:
+        at = slot * g * HEAD
+        copy_heads(k + row * k_row, k_pages + at, cos, sin, head, g, k_head, HEAD, HALF, HEADS, HALF > 0)
+        copy_heads(v + row * v_row, v_pages + at, cos, sin, head, g, v_head, HEAD, HALF, HEADS, False)
