@@ -6,7 +6,8 @@ from dlm.errors import UserError
 from dlm.inference.config import InferConfig, JobConfig
 
 from .infer import decode
-from .show import Printer, lm_of
+from .jobs import name_of
+from .show import Printer, lm_of, recording
 
 
 def chat(config: InferConfig) -> None:
@@ -17,13 +18,16 @@ def chat(config: InferConfig) -> None:
     if sys.stdin.isatty():
         print("Ctrl-D ends the conversation.", file=sys.stderr)
     messages: list[dict[str, str]] = []
-    with Printer(config.output, echo=False) as printer:
+    with Printer(config.output, echo=False) as printer, recording(config.trace) as printer.store:
         while (line := _read()) is not None:
             if not line.strip():
                 continue
             messages.append({"role": "user", "content": line})
             turn = JobConfig(
-                prompt=lm.chat(messages), request_id=str(len(messages) // 2), model=config.model, sampler=config.sampler
+                prompt=lm.chat(messages),
+                request_id=name_of(len(messages) // 2, config),
+                model=config.model,
+                sampler=config.sampler,
             )
             answer = decode(lm, [turn], printer, config.engine)[0]
             messages.append({"role": "assistant", "content": answer.text})

@@ -33,6 +33,7 @@ COMMAND = Command(
         ),
         Flag(name="--output", metavar="FILE", help="Write one JSON object a result there."),
         Flag(name="--json", sets="output.json_lines", help="Print one JSON object a result: text, tokens, nfe, tpf, …"),
+        Flag(name="--trace", sets="trace.enabled", help="Record every step: dlm-replay ID shows them again."),
         Flag(name="--chat", help="Talk with the model, turn by turn, through its chat template."),
         Flag(name="--quiet", sets="output.quiet", help="Print the text alone."),
     ),
@@ -50,9 +51,9 @@ def _work(config: InferConfig, options: Options) -> None:
         return chat(config)
     jobs = collect(config, options)
 
-    from .show import Printer, lm_of
+    from .show import Printer, lm_of, recording
 
-    with Printer(config.output, options.value("--output")) as printer:
+    with Printer(config.output, options.value("--output")) as printer, recording(config.trace) as printer.store:
         for batch in batches(jobs, 1 if printer.shows_steps else config.batch_size):
             decode(lm_of(batch[0].model), batch, printer, config.engine)
 
@@ -64,6 +65,8 @@ def decode(lm: "LM", batch: Sequence[JobConfig], printer: "Printer", engine: Eng
     prompts = [lm.encode(job.sudoku) if job.sudoku is not None else str(job.prompt) for job in batch]
     names = [job.request_id for job in batch]
     settings = batch[0].sampler.model_dump() | engine.model_dump(exclude_unset=True)
+    if printer.store is not None:
+        settings["trace"] = printer.store
     with printer.watch(lm, batch[0]) as view:
         on_step = None if view is None else view.on_step
         if has_holes(batch[0]):

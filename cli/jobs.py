@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from dlm.config import check
@@ -30,7 +31,15 @@ def collect(config: InferConfig, options: Options) -> list[JobConfig]:
         )
     for number, job in enumerate(jobs):
         _check_sudoku(job, job.title or f"job {number}")
-    return [job.model_copy(update={"request_id": job.request_id or str(number)}) for number, job in enumerate(jobs)]
+    return [
+        job.model_copy(update={"request_id": job.request_id or name_of(number, config)})
+        for number, job in enumerate(jobs)
+    ]
+
+
+def name_of(number: int, config: InferConfig) -> str:
+    """The id of a job that has none: its number or, where traces are kept, one that no other has."""
+    return token_hex(4) if config.trace.enabled else str(number)
 
 
 def batches(jobs: Iterable[JobConfig], size: int) -> Iterator[list[JobConfig]]:

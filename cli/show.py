@@ -14,11 +14,12 @@ from rich.text import Text
 
 from dlm.errors import UserError
 from dlm.inference.config import JobConfig, ModelSection, OutputConfig
+from dlm.trace.config import TraceConfig
 
 from .live import Canvas, View, console_for, draw_sudoku, draw_text
 
 if TYPE_CHECKING:
-    from dlm import LM, Generation
+    from dlm import LM, Generation, TraceStore
 
 
 def lm_of(section: ModelSection) -> "LM":
@@ -33,6 +34,18 @@ def _load(name: str, dtype: str, device: str) -> "LM":
     return dlm.load(name, dtype=dtype, device=device)
 
 
+@contextmanager
+def recording(config: TraceConfig) -> "Iterator[TraceStore | None]":
+    """The store of [trace], if traces are to be kept; all of them are on the disk at the end."""
+    if not config.enabled:
+        yield None
+        return
+    from dlm.trace.store import TraceStore
+
+    with TraceStore.of(config) as store:
+        yield store
+
+
 class Printer:
     """Shows what `output` asks for. A context, because --output opens a file."""
 
@@ -41,6 +54,8 @@ class Printer:
         self.console = console_for(sys.stdout)
         self.sink: IO[str] | None = None
         self.written, self.seconds = 0, 0.0  # seconds of the current batch
+        self.store: TraceStore | None = None
+        """Where every step is recorded."""
 
     def __enter__(self) -> "Printer":
         if self.file is not None:
@@ -102,9 +117,10 @@ class Printer:
             self.console.print(Text(result.text))
         speed = len(result.tokens) / max(self.seconds, 1e-9)
         facts = (
-            f"{len(result.tokens)} generated tokens · {result.nfe} NFE · {result.tpf:.2f} TPF · {speed:,.0f} tokens/s\n"
+            f"{len(result.tokens)} generated tokens · {result.nfe} NFE · {result.tpf:.2f} TPF · {speed:,.0f} tokens/s"
         )
-        self.console.print(Text(facts, "dim"))
+        recorded = "" if self.store is None else f"\nrecorded: dlm-replay {result.request_id}"
+        self.console.print(Text(f"{facts}{recorded}\n", "dim"))
 
 
 def has_text(result: "Generation") -> bool:

@@ -16,17 +16,31 @@ if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from dlm.models.lm import LM
     from dlm.models.loading import load
     from dlm.models.transformer import Transformer
+    from dlm.trace.store import TraceStore
     from dlm.training.loop import train
 
 __version__ = "0.1.0"
 
 __getattr__, __dir__, _ = lazy_loader.attach(
     __name__,
-    submodules={"config", "data", "diffusion", "evaluation", "inference", "kernels", "models", "training"},
+    submodules={
+        "bench",
+        "config",
+        "data",
+        "diffusion",
+        "evaluation",
+        "inference",
+        "kernels",
+        "models",
+        "replay",
+        "trace",
+        "training",
+    },
     submod_attrs={
         "errors": ["UserError"],
         "inference": ["Engine", "Generation", "generate", "infill"],
         "models": ["LM", "ModelConfig", "Transformer", "load"],
+        "trace": ["TraceStore"],
         "training": ["train"],
     },
 )
@@ -38,6 +52,7 @@ __all__ = [
     "train",
     "Engine",
     "Generation",
+    "TraceStore",
     "LM",
     "Transformer",
     "ModelConfig",

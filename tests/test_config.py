@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import dlm.config
+from dlm.bench.config import BenchConfig
 from dlm.config import check, load, to_toml
 from dlm.data.config import DataConfig, TokenizerConfig
 from dlm.errors import UserError
@@ -169,7 +170,7 @@ def test_shipped_configs_are_found_by_name(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", dlm.config.shipped())
 def test_every_shipped_config_is_valid(name):
-    classes = {"quickstart": InferConfig}
+    classes = {"quickstart": InferConfig, "bench": BenchConfig}
     load(classes.get(name, TokenizerConfig if name.endswith("-tokenizer") else TrainConfig), [name])
 
 

@@ -24,6 +24,7 @@ def test_public_names():
         "train",
         "Engine",
         "Generation",
+        "TraceStore",
         "LM",
         "Transformer",
         "ModelConfig",
@@ -56,8 +57,14 @@ REPORT = f"import sys, atexit; atexit.register(lambda: print('loaded:', [m for m
 LIGHT_STARTS = [
     "import dlm; dir(dlm); dlm.UserError",
     "import dlm.config, dlm.inference.config, dlm.data.config, dlm.training.config, dlm.models.config",
-    *(f"from dlm.cli.{name} import main; main(['--help'])" for name in ("infer", "train", "tokenizer")),
-    *(f"from dlm.cli.{name} import main; main(['--print-config'])" for name in ("infer", "train", "tokenizer")),
+    *(
+        f"from dlm.cli.{name} import main; main(['--help'])"
+        for name in ("infer", "train", "tokenizer", "bench", "replay", "trace")
+    ),
+    *(
+        f"from dlm.cli.{name} import main; main(['--print-config'])"
+        for name in ("infer", "train", "tokenizer", "bench")
+    ),
     "from dlm.cli.infer import main; assert main(['--config', 'quickstart', '--print-config']) == 0",
 ]
 

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from dlm.inference.layout import Layout
@@ -21,49 +22,69 @@ def _kernels(layout: Layout) -> Attend:
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = pool.k[layer], pool.v[layer]
-        turned = rope_write(q[0], k[0], v[0], cos, sin, keys, values, slots)
-        return paged_attention(turned, keys, values, spans, None)[None]
+        turned = rope_write(q, k, v, cos, sin, keys, values, slots)
+        return paged_attention(turned, keys, values, spans, None)
 
     return attend
 
 
 def _views(layout: Layout) -> Attend:
-    """A request's pages that are neighbours are one view of the pool: nothing is gathered."""
+    """A request's pages that are neighbours are one view of the pool: nothing is gathered.
+
+    All views are taken once, since a layout serves every step of a block.
+    """
     pool = layout.pool
-    keys, values = pool.k.flatten(1, 2), pool.v.flatten(1, 2)  # (layers, slots, g, e)
-    rows, slots = layout.written
-    scattered = slots if isinstance(slots, Tensor) else None
-    pieces = list(zip(layout.pieces, layout.indices, layout.masks, strict=True))
+    layers = [_Layer(layout, k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(pool.k, pool.v, strict=True)]
     cos, sin = layout.turn
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        all_keys, all_values = keys[layer], values[layer]
-        q, k, v = q[0], k[0], v[0]
         if cos is not None and sin is not None:
-            turned = torch.empty_like(q)
-            rotate_into(turned, q, cos, sin)
-            q = turned
-        if scattered is None:
-            if cos is None or sin is None:
-                all_keys[slots] = k[rows]
-            else:
-                rotate_into(all_keys[slots], k[rows], cos[rows], sin[rows])
-            all_values[slots] = v[rows]
-        else:
-            if cos is not None and sin is not None:
-                turned = torch.empty_like(k)
-                rotate_into(turned, k, cos, sin)
-                k = turned
-            all_keys.index_copy_(0, scattered, k[rows])
-            all_values.index_copy_(0, scattered, v[rows])
-        grouped = q.shape[1] != k.shape[1]
-        heads = q.transpose(0, 1)[None]  # (1, h, n, e)
-        found = []
-        for piece, index, mask in pieces:
-            seen, told = all_keys[index].transpose(0, 1), all_values[index].transpose(0, 1)  # (g, k, e)
-            asking = heads if len(pieces) == 1 else heads[:, :, piece.start : piece.stop]
-            out = F.scaled_dot_product_attention(asking, seen[None], told[None], attn_mask=mask, enable_gqa=grouped)
-            found.append(out.transpose(1, 2))
-        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+            q = rotate_into(torch.empty_like(q), q, cos, sin)
+        return layers[layer].look(q, k, v)
 
     return attend
+
+
+class _Layer:
+    """One layer's part of the pool as a layout writes and reads it: keys and values are (slots, g, e)."""
+
+    def __init__(self, layout: Layout, keys: Tensor, values: Tensor) -> None:
+        self.pieces, self.masks, self.indices = layout.pieces, layout.masks, layout.indices
+        self.keys, self.values = keys, values
+        self.rows, self.slots = layout.written
+        self.cos, self.sin = layout.turn
+        self.whole = isinstance(self.rows, slice) and self.rows == slice(0, layout.rows)
+        if isinstance(self.slots, slice):
+            self.new_keys, self.new_values = keys[self.slots], values[self.slots]
+        if self.cos is not None and self.sin is not None and not self.whole:
+            self.cos, self.sin = self.cos[self.rows], self.sin[self.rows]
+        self.views = [self._view(index) if isinstance(index, slice) else None for index in self.indices]
+
+    def look(self, q: Float[Tensor, "n h e"], k: Float[Tensor, "n g e"], v: Float[Tensor, "n g e"]) -> Tensor:
+        """Write the rows' keys and values; then each piece's rows look at theirs."""
+        self._write(k, v)
+        heads, grouped = q.transpose(0, 1)[None], q.shape[1] != k.shape[1]  # (1, h, n, e)
+        found = []
+        for piece, view, index, mask in zip(self.pieces, self.views, self.indices, self.masks, strict=True):
+            seen, told = view or self._view(index)
+            asking = heads if len(self.pieces) == 1 else heads[:, :, piece.start : piece.stop]
+            out = F.scaled_dot_product_attention(asking, seen, told, attn_mask=mask, enable_gqa=grouped)
+            found.append(out[0].transpose(0, 1))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _view(self, index: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """(1, g, k, e) each."""
+        return self.keys[index].transpose(0, 1)[None], self.values[index].transpose(0, 1)[None]
+
+    def _write(self, k: Tensor, v: Tensor) -> None:
+        if not self.whole:
+            k, v = k[self.rows], v[self.rows]
+        cos, sin = self.cos, self.sin
+        if isinstance(self.slots, slice):
+            self.new_keys.copy_(k) if cos is None or sin is None else rotate_into(self.new_keys, k, cos, sin)
+            self.new_values.copy_(v)
+            return
+        if cos is not None and sin is not None:
+            k = rotate_into(torch.empty_like(k), k, cos, sin)
+        self.keys.index_copy_(0, self.slots, k)
+        self.values.index_copy_(0, self.slots, v)

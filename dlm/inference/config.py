@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dlm.trace.config import TraceConfig
+
 Rule = Literal[
     "low_confidence",
     "random",
@@ -189,6 +191,7 @@ class InferConfig(BaseModel):
         default=SamplerConfig(), description="The sampler of every job, where it sets nothing else."
     )
     engine: EngineConfig = Field(default=EngineConfig(), description="How the jobs are run together.")
+    trace: TraceConfig = Field(default=TraceConfig(), description="Whether and where every step is recorded.")
     output: OutputConfig = Field(default=OutputConfig(), description="What is shown.")
     batch_size: int = Field(
         default=8, ge=1, description="Jobs alike in model and sampler are decoded so many at a time."

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -15,9 +15,13 @@ from dlm.diffusion.edit import edits, remasks
 from dlm.diffusion.rng import Purpose, uniform
 from dlm.diffusion.unmask import best, schedule
 from dlm.inference.sequence import Decision, Sequence
+from dlm.kernels.dispatch import confidence, on_triton
+from dlm.kernels.picked import Picked
 from dlm.models.transformer import Transformer
 
-COMMIT, EDIT, REMASK = 1, 2, 4
+COMMIT, EDIT, REMASK, BROKEN = 1, 2, 4, 8
+TOP = 4
+"""Likeliest tokens that are told where a recorder wants them."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ def decide(
 ) -> list[tuple[Sequence, Decision | BrokenLogits]]:
     """What each request does with this forward. Requests with the same rule and settings are decided together.
 
-    A request with NaN or infinite logits gets its BrokenLogits; the others go on.
+    A request with NaN or infinite logits gets its BrokenLogits; the others go on. The device is waited for once.
     """
     ordered = sorted(questions, key=lambda question: hash(_kind(question.sequence)))
     answers: list[tuple[Sequence, Decision | BrokenLogits]] = []
@@ -41,7 +45,8 @@ def decide(
         group = list(alike)
         asked = [question.sequence.asked() for question in group]
         logits = _logits(network, hidden, group, asked)
-        answers += _decide(group, asked, logits, network.config.mask_token_id)
+        seqs = [question.sequence for question in group]
+        answers += _Round(seqs, asked, logits, network.config.mask_token_id).answers()
     return answers
 
 
@@ -63,25 +68,6 @@ def _logits(
     return guide(look(0), look(1), scale, network.config.mask_token_id) if scale > 0 else look(0)
 
 
-def _decide(
-    group: list[Question], asked: list[np.ndarray], logits: Tensor, mask_id: int | None
-) -> list[tuple[Sequence, Decision | BrokenLogits]]:
-    try:
-        return _Round([question.sequence for question in group], asked, logits, mask_id).answers()
-    except BrokenLogits as error:
-        counts = [int(here.sum()) for here in asked]
-        broken = [bool(part.any()) for part in error.rows.cpu().split(counts)]
-        kept = np.repeat(np.logical_not(broken), counts)
-        going = [i for i, bad in enumerate(broken) if not bad]
-        answers: list[tuple[Sequence, Decision | BrokenLogits]] = [
-            (question.sequence, error) for question, bad in zip(group, broken, strict=True) if bad
-        ]
-        if going:
-            logits = logits[torch.from_numpy(kept).to(logits.device)]
-            answers += _decide([group[i] for i in going], [asked[i] for i in going], logits, mask_id)
-        return answers
-
-
 class _Round:
     """One group's decisions: grids are (requests, columns), lists are over the n asked columns."""
 
@@ -99,10 +85,7 @@ class _Round:
     def answers(self) -> list[tuple[Sequence, Decision | BrokenLogits]]:
         logits = self._boost(self.logits) if self.rule.remembers else self.logits
         address = self._address() if self.settings.temperature > 0 or self.rule.score == "order" else None
-        s = self.settings
-        signals = choose(
-            logits, mask_id=self.mask_id, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, address=address
-        )
+        signals = self._choose(logits, address)
         if self.rule.score == "order":
             assert address is not None
             score = uniform(Purpose.ORDER, **vars(address))
@@ -111,9 +94,59 @@ class _Round:
         commit = self._commit(self._spread(score))
         token, flags = self._spread(signals.token), commit.long() * COMMIT
         if self.seqs[0].revises:
+            assert isinstance(signals, Signals)
             token, flags = self._revise(signals, token, flags)
+        flags = flags + self._spread(signals.broken).long() * BROKEN
         told = torch.stack((token, flags)).cpu().numpy()  # the one synchronisation of a step
-        return [(seq, self._decision(seq, *told[:, i])) for i, seq in enumerate(self.seqs)]
+        broken = (told[1] & BROKEN) > 0
+        decisions = [_scripted(seq) or self._decision(seq, *told[:, i]) for i, seq in enumerate(self.seqs)]
+        if any(seq.keep for seq in self.seqs):
+            assert isinstance(signals, Signals)
+            decisions = self._with_facts(signals, logits, decisions)
+        return [
+            (seq, BrokenLogits(torch.from_numpy(bad[asked])) if bad.any() else decision)
+            for seq, decision, bad, asked in zip(self.seqs, decisions, broken, self.asked, strict=True)
+        ]
+
+    def _choose(self, logits: Tensor, address: Address | None) -> "Signals | _Read":
+        """Tokens and how sure the model is of them: in one fused pass where it tells all that is asked."""
+        s, plain = self.settings, not any(seq.revises or seq.keep for seq in self.seqs)
+        if on_triton(logits) and plain and s.top_k is None and s.top_p is None:
+            where = {} if s.temperature == 0 or address is None else vars(address)
+            return _Read(confidence(logits, mask_id=self.mask_id, temperature=s.temperature, **where))
+        return choose(
+            logits,
+            mask_id=self.mask_id,
+            temperature=s.temperature,
+            top_k=s.top_k,
+            top_p=s.top_p,
+            address=address,
+            check=False,
+        )
+
+    def _with_facts(self, signals: Signals, logits: Tensor, decisions: list[Decision]) -> list[Decision]:
+        """Decisions with what recorders want to know beside them."""
+        chosen = np.zeros(self.shape, np.int64)
+        for row, decision in zip(chosen, decisions, strict=True):
+            row[: len(decision.token)] = decision.token
+        p = self._spread(signals.of(self._upload(chosen.reshape(-1)[self.where]))).cpu().numpy()
+        top = (
+            logits.float().topk(min(TOP, logits.shape[-1]), dim=-1)
+            if any("topk" in s.keep for s in self.seqs)
+            else None
+        )
+        found = []
+        for i, (seq, decision) in enumerate(zip(self.seqs, decisions, strict=True)):
+            width, facts = len(seq.columns), {}
+            if "confidence" in seq.keep:
+                facts["confidence"] = p[i, :width]
+            if "topk" in seq.keep and top is not None:
+                tokens, values = (np.full((width, top.values.shape[1]), empty) for empty in (-1, np.nan))
+                mine, columns = self._upload(self.owner == i), self.column[self.owner == i]
+                tokens[columns], values[columns] = top.indices[mine].cpu().numpy(), top.values[mine].cpu().numpy()
+                facts["topk"] = tokens, values
+            found.append(replace(decision, **facts))
+        return found
 
     def _commit(self, score: Float[Tensor, "b w"]) -> Bool[Tensor, "b w"]:
         masks = self._upload(self.masks)
@@ -201,3 +234,34 @@ class _Round:
         return Decision(
             token=token, commit=(flags & COMMIT) > 0, edited=(flags & EDIT) > 0, remasked=(flags & REMASK) > 0
         )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """`Signals` from the fused kernel, as far as rules read them."""
+
+    picked: Picked
+
+    @property
+    def token(self) -> Int[Tensor, " n"]:
+        return self.picked.token
+
+    @property
+    def confidence(self) -> Float[Tensor, " n"]:
+        return self.picked.p
+
+    @property
+    def margin(self) -> Float[Tensor, " n"]:
+        return self.picked.first - self.picked.second
+
+    @property
+    def entropy(self) -> Float[Tensor, " n"]:
+        return self.picked.entropy
+
+    @property
+    def broken(self) -> Bool[Tensor, " n"]:
+        return ~self.picked.finite
+
+
+def _scripted(seq: Sequence) -> Decision | None:
+    return None if seq.script is None else seq.script.decision(seq)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any, Literal, TypedDict
 
 from dlm import config as toml
@@ -60,8 +61,12 @@ def continuations(
     *,
     where: str,
     request_ids: Sequence[str] | None = None,
+    unique: bool = False,
 ) -> list[Decoding]:
-    """Each prompt, `num_samples` times, to be written on; `given` are the sampler's settings by name."""
+    """Each prompt, `num_samples` times, to be written on; `given` are the sampler's settings by name.
+
+    Requests without a given id are numbered, or get random ids where they must be `unique` among all there ever were.
+    """
     gen_length, steps = given.get("gen_length", 128), given.get("steps")
     plan = Plan(config=lm.config, block_length=given.get("block_length"), steps=steps, open_ended=gen_length == "auto")
     block = plan.length_of_block(gen_length if isinstance(gen_length, int) else None)
@@ -75,7 +80,7 @@ def continuations(
         Decoding(
             request=continuation(lm, prompt, length, name, **fields), plan=plan, rule=rule, settings=settings, stop=stop
         )
-        for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings)
+        for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
     ]
 
 
@@ -86,6 +91,7 @@ def infillings(
     *,
     where: str,
     request_ids: Sequence[str] | None = None,
+    unique: bool = False,
 ) -> list[Decoding]:
     """Each prompt, `num_samples` times, to have its holes filled."""
     if "gen_length" in given:
@@ -95,7 +101,7 @@ def infillings(
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps)
     return [
         Decoding(request=infilling(lm, prompt, name, **fields), plan=plan, rule=rule, settings=settings)
-        for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings)
+        for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
     ]
 
 
@@ -125,10 +131,13 @@ def _settings(where: str, given: dict[str, Any]) -> tuple[Rule, SamplerConfig]:
 
 
 def _each(
-    prompts: list[str | list[int]], request_ids: Sequence[str] | None, settings: SamplerConfig
+    prompts: list[str | list[int]], request_ids: Sequence[str] | None, settings: SamplerConfig, unique: bool
 ) -> Iterator[tuple[str | list[int], str, dict[str, Any]]]:
     """Each sample of each prompt: the prompt, its name in messages, and the fields its request gets."""
-    names = [str(i) for i in range(len(prompts))] if request_ids is None else list(request_ids)
+    if request_ids is not None:
+        names = list(request_ids)
+    else:
+        names = [token_hex(4) if unique else str(i) for i in range(len(prompts))]
     if len(names) != len(prompts):
         raise UserError(f"{len(names)} request_ids for {len(prompts)} prompts: give one each")
     for i, prompt in enumerate(prompts):

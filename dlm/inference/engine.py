@@ -1,6 +1,6 @@
 """The engine: requests come in at any time, every step is one packed forward for those whose turn it is."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,10 +19,12 @@ from dlm.inference.layout import Layout
 from dlm.inference.memory import page_count
 from dlm.inference.pages import PagePool
 from dlm.inference.prompts import Prompt
+from dlm.inference.recording import Recorder, Recording, Store, finish, note
 from dlm.inference.request import Generation, StepEvent
 from dlm.inference.scheduler import Scheduler, Turn
-from dlm.inference.sequence import Decision, Sequence
+from dlm.inference.sequence import Decision, Script, Sequence
 from dlm.inference.texts import TextStream, result_of
+from dlm.models.attention import Attend
 from dlm.models.lm import LM
 from dlm.models.packing import pack
 
@@ -83,6 +85,7 @@ class Engine:
         refresh_interval: int | None = None,
         cache_delay: int = 1,
         memory_fraction: float = 0.8,
+        trace: Store | None = None,
         on_step: OnStep | None = None,
     ) -> None:
         given = {k: v for k, v in locals().items() if k in EngineConfig.model_fields}
@@ -92,18 +95,20 @@ class Engine:
         pages = page_count(lm, self.config)
         self.pool = PagePool(lm.config, pages, self.config.page_size, lm.device, lm.dtype)
         self.scheduler = Scheduler(self.pool, self.config, self.cache)
+        self.recording = None if trace is None else Recording(trace, lm, self.config, self.cache)
+        self.recorders: dict[str, Recorder] = {}
         self.sequences: dict[str, Sequence] = {}
         self.texts: dict[str, TextStream] = {}
         self.news: list[Event] = []
         self.arrivals = self.finished = self.nfe = self.tokens = self.rows = 0
-        self._layout: tuple[tuple, Layout] | None = None
+        self._layout: tuple[tuple, Layout, Attend] | None = None
         if not lm.network.training:
             pack(lm.network)
 
     @classmethod
-    def of(cls, lm: LM, config: EngineConfig, on_step: OnStep | None = None) -> "Engine":
+    def of(cls, lm: LM, config: EngineConfig, trace: Store | None = None, on_step: OnStep | None = None) -> "Engine":
         """An engine as a config describes it."""
-        return cls(lm, **config.model_dump(), on_step=on_step)
+        return cls(lm, **config.model_dump(), trace=trace, on_step=on_step)
 
     def add_request(
         self, prompt: Prompt, *, request_id: str | None = None, infill: bool = False, sample: int = 0, **settings: Any
@@ -122,14 +127,21 @@ class Engine:
         decoding = Decoding(**{**vars(decodings[0]), "request": type(request)(**{**vars(request), "sample": sample})})
         return self.submit(decoding)
 
-    def submit(self, decoding: Decoding) -> str:
-        """`add_request` for what is already checked."""
+    def submit(self, decoding: Decoding, script: Script | None = None, meta: Mapping[str, Any] | None = None) -> str:
+        """`add_request` for what is already checked; `meta` goes into its trace, `script` decides its first steps."""
         name = decoding.request.request_id
         if name in self.sequences:
             raise UserError(f"request id {name!r} is already under way: give each request its own")
         seq = Sequence(decoding, self.lm.config, self.config, self.arrivals)
         if not seq.done:
             self.scheduler.add(seq)
+        seq.script = script
+        if self.recording is not None:
+            try:
+                self._record(seq, meta or {})
+            except UserError:  # its id is taken
+                self.scheduler.remove(seq)
+                raise
         self.arrivals += 1
         self.sequences[name] = seq
         self.texts[name] = TextStream(self.lm)
@@ -218,12 +230,12 @@ class Engine:
 
     def _forward(self, turns: list[Turn]) -> None:
         """One packed forward and what follows from it."""
-        layout = self._lay_out(turns)
+        layout, attend = self._lay_out(turns)
         ids = np.concatenate(
             [t.sequence.tokens(lane)[np.asarray(t.span.positions)] for t in turns for lane in range(t.sequence.lanes)]
         )
         network = self.lm.network
-        hidden = network.hidden(layout.upload(ids)[None], layout.positions[None], attend=paged_attend(layout))[0]
+        hidden = network.hidden(layout.upload(ids), layout.positions, attend=attend)
         self.nfe += 1
         self.rows += layout.rows
         questions = [_question(t, starts) for t, starts in zip(turns, layout.starts, strict=True) if t.span.decides]
@@ -240,6 +252,8 @@ class Engine:
                 for event in _step_events(sorted(told, key=lambda entry: entry[0].number)):
                     self.on_step(event)
         for seq, answer in told:
+            if self.recorders and (recorder := self.recorders.get(seq.request.request_id)) is not None:
+                note(recorder, seq, answer)
             seq.apply(answer)
             self.scheduler.remember(seq)
             if seq.done:
@@ -247,12 +261,13 @@ class Engine:
             elif not seq.request.holes:
                 self._tell(seq)
 
-    def _lay_out(self, turns: list[Turn]) -> Layout:
-        """The step's layout; the one of the step before where nothing moved."""
+    def _lay_out(self, turns: list[Turn]) -> tuple[Layout, Attend]:
+        """The step's layout and attention; those of the step before where nothing moved."""
         key = tuple((t.sequence.number, t.sequence.version, t.span) for t in turns)
         if self._layout is None or self._layout[0] != key:
-            self._layout = key, Layout(turns, self.pool, self.lm.network)
-        return self._layout[1]
+            layout = Layout(turns, self.pool, self.lm.network)
+            self._layout = key, layout, paged_attend(layout)
+        return self._layout[1:]
 
     def _tell(self, seq: Sequence) -> None:
         stream = self.texts[seq.request.request_id]
@@ -269,6 +284,8 @@ class Engine:
         text = "" if seq.request.holes else stream.add(rest, last=True)
         self.finished += 1
         self.tokens += len(result.tokens)
+        if (recorder := self.recorders.pop(result.request_id, None)) is not None:
+            finish(recorder, seq, result)
         self._forget(seq)
         self.news.append(Event(request_id=result.request_id, text=text, tokens=tuple(rest), result=result))
 
@@ -276,8 +293,17 @@ class Engine:
         self._forget(seq)
         self.news.append(Event(request_id=seq.request.request_id, error=error))
 
+    def _record(self, seq: Sequence, meta: Mapping[str, Any]) -> None:
+        assert self.recording is not None
+        recorder = self.recording.begin(seq, meta)
+        if recorder is not None:
+            self.recorders[seq.request.request_id] = recorder
+            seq.keep = frozenset(recorder.keep)
+
     def _forget(self, seq: Sequence) -> None:
         self.scheduler.remove(seq)
+        if (recorder := self.recorders.pop(seq.request.request_id, None)) is not None:
+            recorder.drop()
         del self.sequences[seq.request.request_id], self.texts[seq.request.request_id]
 
 

@@ -9,6 +9,7 @@ from dlm.inference.config import EngineConfig
 from dlm.inference.decoding import Decoding, Options, continuations, infillings
 from dlm.inference.engine import Cache, Engine, OnStep
 from dlm.inference.prompts import Prompt
+from dlm.inference.recording import Store
 from dlm.inference.request import Generation
 from dlm.models.lm import LM
 
@@ -26,6 +27,7 @@ def generate(
     seed: int = 0,
     *,
     cache: Cache = "auto",
+    trace: Store | None = None,
     request_ids: Sequence[str] | None = None,
     batch_size: int = 64,
     on_step: OnStep | None = None,
@@ -37,13 +39,14 @@ def generate(
     rounded down to whole steps a block, unless given. With gen_length="auto" blocks are added until end-of-text or
     `max_gen_length`, and `steps` counts those of one block. Causal families go token by token, whatever these say.
     `num_samples` results a prompt stand next to each other. `cache` is the engine's: "auto" changes no token, "prefix"
-    and "dual" approximate; `options` may name its other settings too (`EngineConfig`). Results do not depend on `batch_size`, the number of requests under way at a time. Raises
+    and "dual" approximate; `trace` (a `dlm.TraceStore`) records every step under the request's id, which is a random one unless
+    given. `options` may name its other settings too (`EngineConfig`). Results do not depend on `batch_size`, the number of requests under way at a time. Raises
     UserError for what cannot be done.
     """
     given, engine = _given(locals(), options)
     given["gen_length"] = gen_length
-    decodings = continuations(lm, prompts, given, where="generate()", request_ids=request_ids)
-    return _run(lm, decodings, engine, batch_size, on_step)
+    decodings = continuations(lm, prompts, given, where="generate()", request_ids=request_ids, unique=trace is not None)
+    return _run(lm, decodings, engine, batch_size, trace, on_step)
 
 
 def infill(
@@ -58,6 +61,7 @@ def infill(
     seed: int = 0,
     *,
     cache: Cache = "auto",
+    trace: Store | None = None,
     request_ids: Sequence[str] | None = None,
     batch_size: int = 64,
     on_step: OnStep | None = None,
@@ -70,8 +74,8 @@ def infill(
     hole ends nothing: it is a token like others, and `.text` and `.holes` do not show it. Otherwise as `generate`.
     """
     given, engine = _given(locals(), options)
-    decodings = infillings(lm, prompts, given, where="infill()", request_ids=request_ids)
-    return _run(lm, decodings, engine, batch_size, on_step)
+    decodings = infillings(lm, prompts, given, where="infill()", request_ids=request_ids, unique=trace is not None)
+    return _run(lm, decodings, engine, batch_size, trace, on_step)
 
 
 SETTINGS = ("block_length", "steps", "temperature", "cfg_scale", "rule", "threshold", "seed")
@@ -85,7 +89,12 @@ def _given(arguments: dict[str, Any], options: Options) -> tuple[dict[str, Any],
 
 
 def _run(
-    lm: LM, decodings: list[Decoding], engine: dict[str, Any], batch_size: int, on_step: OnStep | None
+    lm: LM,
+    decodings: list[Decoding],
+    engine: dict[str, Any],
+    batch_size: int,
+    trace: Store | None,
+    on_step: OnStep | None,
 ) -> list[Generation]:
     """All of them through an engine that is just large enough, where nothing else was asked for."""
     if batch_size < 1:
@@ -99,7 +108,7 @@ def _run(
         "max_num_tokens": max(8192, *(positions for _, positions in sizes)),
         "max_num_requests": batch_size,
     }
-    return Engine(lm, **{**room, **engine}, on_step=on_step).run(decodings)
+    return Engine(lm, **{**room, **engine}, trace=trace, on_step=on_step).run(decodings)
 
 
 def _size(decoding: Decoding, page_size: int) -> tuple[int, int]:

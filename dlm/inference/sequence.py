@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -38,6 +39,18 @@ class Decision:
     commit: np.ndarray
     edited: np.ndarray | None = None
     remasked: np.ndarray | None = None
+    confidence: np.ndarray | None = None
+    """p of the token, where it is wanted."""
+    topk: tuple[np.ndarray, np.ndarray] | None = None
+    """The likeliest tokens and their logits, (w, k) each, where they are wanted."""
+
+
+class Script(Protocol):
+    """Decisions made beforehand."""
+
+    def decision(self, seq: "Sequence") -> Decision | None:
+        """What the sequence is to do in the step it has come to; None: what the network says."""
+        ...
 
 
 @dataclass(eq=False)
@@ -69,6 +82,10 @@ class Sequence:
     """Of the tables' first pages: what they hold, and all before it."""
     parked: list[Tensor] | None = None
     """What its pages held when it had to give them up."""
+    script: "Script | None" = None
+    """What it is to do in its first steps, whatever the network says."""
+    keep: frozenset[str] = frozenset()
+    """What decisions carry beside tokens: "confidence", "topk"."""
     waited: int = 0
     """Steps of the engine since it last took part."""
 

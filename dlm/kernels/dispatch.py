@@ -4,6 +4,7 @@ import os
 from functools import cache
 from importlib.util import find_spec
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -21,7 +22,7 @@ def _installed() -> bool:
 
 
 def on_triton(x: Tensor) -> bool:
-    """Whether x's device runs the Triton kernels."""
+    """Whether x's device runs the Triton kernels. (They launch on the current device: hence `device_of` below.)"""
     return (x.is_cuda or INTERPRETED) and _installed()
 
 
@@ -35,15 +36,16 @@ def paged_attention(
 ) -> Float[Tensor, "n h e"]:
     """Attention of n query rows to the pages of their sequences, spans of all lengths in one launch.
 
-    p pages of s positions, g key heads, each shared by h / g query heads; keys are stored rotated. Key j is seen by a row at position x if
-    j < visible and (`block_length` is None or j // block_length <= x // block_length); 1 is causal sight. A row that
-    sees nothing gives zeros. What lies in unseen slots, NaN included, has no effect. `scale` is 1/sqrt(e) unless
-    given. A row's result does not depend on what else is in the launch, bit for bit.
+    p pages of s positions, g key heads, each shared by h / g query heads; keys are stored rotated. Key j is seen by a
+    row at position x if j < visible and (`block_length` is None or j // block_length <= x // block_length); 1 is causal
+    sight. A row that sees nothing gives zeros. What lies in slots that no row of its span sees, NaN included, has no
+    effect. `scale` is 1/sqrt(e) unless given. A row's result does not depend on the rest of the launch, bit for bit.
     """
     if on_triton(q):
         from dlm.kernels import attention
 
-        return attention.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
+        with torch.cuda.device_of(q):
+            return attention.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
     return reference.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
 
 
@@ -65,7 +67,8 @@ def rope_write(
     if on_triton(q):
         from dlm.kernels import rope
 
-        return rope.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
+        with torch.cuda.device_of(q):
+            return rope.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
     return reference.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
 
 
@@ -76,7 +79,8 @@ def rms_norm(
     if on_triton(x):
         from dlm.kernels import norm
 
-        return norm.rms_norm(x, weight, eps, residual)
+        with torch.cuda.device_of(x):
+            return norm.rms_norm(x, weight, eps, residual)
     return reference.rms_norm(x, weight, eps, residual)
 
 
@@ -97,17 +101,10 @@ def confidence(
     (seed, sample, step, position). `keep_mask` leaves the mask token in the softmax's denominator and entropy. At
     temperature 0 p is the plain softmax.
     """
+    address = {"seed": seed, "sample": sample, "step": step, "position": position}
     if on_triton(logits):
-        from dlm.kernels import pick as implementation
-    else:
-        implementation = reference
-    return implementation.confidence(
-        logits,
-        mask_id=mask_id,
-        keep_mask=keep_mask,
-        temperature=temperature,
-        seed=seed,
-        sample=sample,
-        step=step,
-        position=position,
-    )
+        from dlm.kernels import pick
+
+        with torch.cuda.device_of(logits):
+            return pick.confidence(logits, mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **address)
+    return reference.confidence(logits, mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **address)

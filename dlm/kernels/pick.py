@@ -46,7 +46,7 @@ def confidence(
     finite = torch.empty((n,), dtype=torch.bool, device=device)
     if n > 0:
         mask = -1 if mask_id is None else mask_id
-        survey[(chunks, n)](
+        survey[(n, chunks)](
             logits, facts, tokens, *address, logits.stride(0), v, mask, temperature,
             KEEP=keep_mask and mask_id is not None, DRAW=draw, CHUNK=CHUNK, num_warps=8,
         )  # fmt: skip
@@ -106,7 +106,7 @@ def survey(
     logits, facts, tokens, seed, sample, step, position, stride, v, mask, temperature,
     KEEP: tl.constexpr, DRAW: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    chunk, chunks, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    row, chunk, chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row * stride + token, mask=token < v, other=float("-inf")).to(tl.float32)
     x = tl.where(x != x, float("inf"), x)  # a top of infinity marks the row as broken

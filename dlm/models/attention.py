@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from dlm.models.config import AttentionKind, ModelConfig
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q (b, l, h, e), k (b, l, g, e), v (b, l, g, e)) -> (b, l, h, e); q and k come as projected, not yet rotated."""
+"""(layer, q (b, l, h, e), k (b, l, g, e), v (b, l, g, e)) -> (b, l, h, e); q and k come as projected, not yet rotated.
+
+Packed rows, as the engine has them, come without b and l: (n, h, e)."""
 
 Rope = tuple[Tensor, Tensor]
 """cos and sin of every position, (b, l, 1, r) each."""
@@ -78,20 +80,20 @@ class RMSNorm(nn.Module):
         if x.dtype == torch.float32 and not x.is_cuda and not torch.is_grad_enabled():
             # The same numbers in half the time: x sqrt(d) / sqrt(|x|^2 + d eps), one pass over x for the norm.
             d = x.shape[-1]
-            size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            return (x * (d**0.5 / torch.hypot(size, size.new_tensor((d * self.eps) ** 0.5)))).mul_(self.weight)
+            scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+            return torch.mul(x, scale.add_(d * self.eps).rsqrt_().mul_(d**0.5)).mul_(self.weight)
         wide = x.float()
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
-def rotate_into(out: Tensor, x: Float[Tensor, "l h e"], cos: Float[Tensor, "l 1 r"], signed_sin: Tensor) -> None:
+def rotate_into(out: Tensor, x: Float[Tensor, "l h e"], cos: Float[Tensor, "l 1 r"], signed_sin: Tensor) -> Tensor:
     """`rotate` written to where the result belongs; the first half of `signed_sin` is negative. Not differentiable."""
-    r = cos.shape[-1]
-    half = x[..., :r].roll(r // 2, -1)
-    torch.mul(x[..., :r], cos, out=out[..., :r])
-    out[..., :r].addcmul_(half, signed_sin)
+    r, turned = cos.shape[-1], out
     if r < x.shape[-1]:
         out[..., r:] = x[..., r:]
+        turned, x = out[..., :r], x[..., :r]
+    torch.mul(x, cos, out=turned).addcmul_(x.roll(r // 2, -1), signed_sin)
+    return out
 
 
 def rotate(x: Float[Tensor, "b l h e"], cos: Float[Tensor, "b l 1 r"], sin: Float[Tensor, "b l 1 r"]) -> Tensor:
@@ -119,14 +121,14 @@ class Attention(nn.Module):
         self.packed: Tensor | None = None
         """The three projections' weights side by side; see dlm.models.packing."""
 
-    def forward(self, x: Float[Tensor, "b l d"], attend: Attend) -> Tensor:
-        b, l, _ = x.shape
-        q, k, v = (part.view(b, l, -1, self.head_dim) for part in self._project(x))
+    def forward(self, x: Float[Tensor, "*b d"], attend: Attend) -> Tensor:
+        shape = *x.shape[:-1], -1, self.head_dim
+        q, k, v = (part.view(shape) for part in self._project(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        return self.o_proj(attend(self.layer, q, k, v).reshape(b, l, -1))
+        return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
-    def _project(self, x: Float[Tensor, "b l d"]) -> tuple[Tensor, ...]:
+    def _project(self, x: Float[Tensor, "*b d"]) -> tuple[Tensor, ...]:
         packed = self.packed
         if packed is not None and not torch.is_grad_enabled() and shares(self.q_proj, packed):
             query, key = len(self.q_proj.weight), len(self.k_proj.weight)

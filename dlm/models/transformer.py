@@ -45,7 +45,7 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MoE(config) if sparse else MLP(config)
 
-    def forward(self, x: Float[Tensor, "b l d"], attend: Attend) -> Tensor:
+    def forward(self, x: Float[Tensor, "*b d"], attend: Attend) -> Tensor:
         x = x + self.attn(self.attn_norm(x), attend)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -93,15 +93,16 @@ class Transformer(nn.Module):
 
     def hidden(
         self,
-        input_ids: Int[Tensor, "b l"],
-        positions: Int[Tensor, "b l"] | None = None,
+        input_ids: Int[Tensor, "*b l"],
+        positions: Int[Tensor, "*b l"] | None = None,
         valid: Bool[Tensor, "b l"] | None = None,
         attention: AttentionSpec | None = None,
         attend: Attend | None = None,
-    ) -> Float[Tensor, "b l d"]:
+    ) -> Float[Tensor, "*b l d"]:
         """Final hidden states, after the last norm. `valid` is False on padding.
 
-        `attend` replaces dense attention, rotary positions included: see `rope_of`.
+        `attend` replaces dense attention, rotary positions included (see `rope_of`); the ids may then be one packed
+        row (n,) of any requests.
         """
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
@@ -156,9 +157,15 @@ class Transformer(nn.Module):
         return self.suppress(self.head(hidden[rows]))
 
     def suppress(self, logits: Float[Tensor, "n v"], always: bool = False) -> Float[Tensor, "n v"]:
-        """The mask token's logit set to minus infinity; unless `always`, not where the family's own code leaves it in."""
+        """The mask token's logit set to minus infinity; unless `always`, not where the family's own code leaves it in.
+
+        In place, unless gradients are recorded.
+        """
         mask = self.config.mask_token_id
         if mask is None or (self.config.mask_in_softmax and not always):
+            return logits
+        if not torch.is_grad_enabled():
+            logits[..., mask] = float("-inf")  # nobody else has seen them
             return logits
         return logits.index_fill(-1, torch.tensor([mask], device=logits.device), float("-inf"))
 

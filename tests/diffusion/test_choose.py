@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlm.diffusion.choose import Address, BrokenLogits, choose, guide, truncate
+from dlm.diffusion.choose import Address, BrokenLogits, argmax, choose, guide, truncate
 
 MASK = 7
 V = 8
@@ -30,6 +30,26 @@ def softmax(x: np.ndarray) -> np.ndarray:
 def test_greedy_takes_the_highest_and_ties_go_to_the_lower_id():
     logits = torch.tensor([[0.0, 3, 1, 3, 0, 0, 0, 0], [1.0, 1, 1, 1, 1, 1, 1, 1]])
     assert choose(logits, mask_id=None).token.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("v", [8, 1000, 1024, 4096])
+def test_argmax_is_the_lowest_id_of_the_highest(v):
+    draw = torch.Generator().manual_seed(v)
+    x = torch.randint(0, 40, (50, v), generator=draw).float()
+    x[0] = 1.0
+    x[1, v // 2 :] = 50.0
+    first = [next(i for i, value in enumerate(row) if value == max(row)) for row in x.tolist()]
+    assert argmax(x).tolist() == first
+    assert argmax(x[:0]).tolist() == []
+    wide = torch.randint(0, 40, (50, v + 3), generator=draw).float()[:, :v]
+    assert torch.equal(argmax(wide), wide.argmax(-1))
+
+
+def test_logits_are_left_as_they_were():
+    logits = random_logits(4)
+    before = logits.clone()
+    choose(logits, mask_id=MASK)
+    assert torch.equal(logits, before)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

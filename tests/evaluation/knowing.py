@@ -1,6 +1,7 @@
 """Models that know the answer: what they score is known beforehand. Tiny, deterministic, and slow to no one."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,17 +21,30 @@ class Knowing(Transformer):
         self.texts, self.height = [torch.tensor(text) for text in texts], height
         return self
 
-    def predict(
-        self, input_ids: Tensor, rows: Tensor, positions: Tensor | None = None, valid: Tensor | None = None, **_: object
+    def hidden(
+        self, input_ids: Tensor, positions: Tensor | None = None, valid: Tensor | None = None, *_: object, **__: object
     ) -> Tensor:
-        logits = torch.zeros(*input_ids.shape, self.config.vocab_size)
+        """Logits at once; one packed row of whole texts, or a padded batch."""
+        if input_ids.ndim == 1:
+            assert positions is not None
+            starts = (positions == 0).nonzero()[:, 0].tolist()
+            lengths = [end - start for start, end in pairwise([*starts, len(positions)])]
+            return torch.cat([self._look(ids) for ids in input_ids.split(lengths)])
         lengths = input_ids.shape[1] * torch.ones(len(input_ids)) if valid is None else valid.sum(-1)
+        logits = torch.zeros(*input_ids.shape, self.config.vocab_size)
         for row, length in enumerate(lengths.int().tolist()):
-            ids = input_ids[row, :length]
-            shown = ids != self.config.mask_token_id
-            text = next(t for t in self.texts if len(t) == length and bool((t == ids)[shown].all()))
-            logits[row, torch.arange(length), text] = self.height
-        return logits[rows]
+            logits[row, :length] = self._look(input_ids[row, :length])
+        return logits
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def _look(self, ids: Tensor) -> Tensor:
+        shown = ids != self.config.mask_token_id
+        text = next(t for t in self.texts if len(t) == len(ids) and bool((t == ids)[shown].all()))
+        logits = torch.zeros(len(ids), self.config.vocab_size)
+        logits[torch.arange(len(ids)), text] = self.height
+        return logits
 
 
 def sudoku_lm(solutions: Sequence[Sequence[int]]) -> LM:

@@ -370,3 +370,17 @@ def test_requests_may_come_while_others_run_and_samples_are_numbered():
     engine.add_request([*ids(1, 3), MASK, MASK], infill=True, request_id="z")
     assert engine.generate([[3]], gen_length=4)[0].request_id == "0"
     assert [event.request_id for event in engine.stream() if event.result] == ["z"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rule", ["low_confidence", "margin", "entropy", "threshold", "credit"])
+def test_the_fused_pass_over_the_vocabulary_decides_the_same(rule, temperature, monkeypatch):
+    lm = tiny_lm(5, spread=0.4)
+    settings = {"gen_length": 12, "rule": rule, "threshold": 0.4, "temperature": temperature, "cfg_scale": 0.3}
+    plain = dlm.generate(lm, prompts(3), **settings)
+    monkeypatch.setattr("dlm.inference.decide.on_triton", lambda x: True)  # its twin, that is
+    assert tokens(dlm.generate(lm, prompts(3), **settings)) == tokens(plain)
+    with torch.no_grad():
+        lm.network.embed.weight[61] = float("nan")
+    with pytest.raises(UserError, match="request '1': the network gave NaN"):
+        dlm.generate(lm, [[1], [61]], **settings)

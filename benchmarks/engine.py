@@ -1,0 +1,300 @@
+"""How fast decoding is, beside Fast-dLLM's own code on the same weights, in one process: print a table, write JSON.
+
+    python benchmarks/engine.py                                     # ours alone, against the plain matrix products
+    python benchmarks/engine.py --peer-path ../Fast-dLLM            # its caches beside ours, the tokens compared
+    python benchmarks/engine.py --vocab 126464 --steps 64 --peer-path ../Fast-dLLM
+    python benchmarks/engine.py --batch --threads 2                 # eight requests together against one by one
+    python benchmarks/engine.py --device cuda --shape llada-8b --roofline
+
+Contenders take turns, so that ratios are taken under the same load; times are CPU time on a CPU (of one thread unless
+`--threads` says more: then wall-clock). "floor" is nothing but the matrix products of the same rows. Weights are random.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import dlm
+from dlm.models import LM, ModelConfig, Transformer
+
+RESULTS = Path(__file__).parent / "results"
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "heads": 4, "intermediate_size": 704, "vocab_size": 1024},
+    "llada-8b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "heads": 32,
+        "intermediate_size": 12288,
+        "vocab_size": 126464,
+    },
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _options(argv)
+    torch.set_num_threads(options.threads)
+    lm = make(options)
+    report: dict[str, Any] = {"machine": machine(lm), "options": {k: str(v) for k, v in vars(options).items()}}
+    if options.roofline:
+        report["roofline"] = roofline(lm, options)
+    elif options.batch:
+        report["batch"] = batch(lm, options)
+    else:
+        report["caches"] = caches(lm, options)
+    print(json.dumps(report, indent=1))
+    output = options.output or RESULTS / f"engine-{options.device}{'-batch' if options.batch else ''}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    print(f"written: {output}")
+    return 0
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--peer-path", type=Path, help="a checkout of NVlabs/Fast-dLLM; without it only ours runs")
+    add("--shape", choices=list(SHAPES), default="tiny", help="the network (tiny: width 256, 4 layers)")
+    add("--vocab", type=int, help="vocabulary (the shape's)")
+    add("--prompt", type=int, default=128, help="tokens of the prompt (128)")
+    add("--gen", type=int, default=256, help="tokens generated (256)")
+    add("--block", type=int, default=32, help="block length (32)")
+    add("--steps", type=int, default=256, help="denoising steps (256)")
+    add("--threshold", type=float, help="commit at this confidence instead of in `steps` equal shares")
+    add(
+        "--caches",
+        nargs="+",
+        choices=["none", "prefix", "dual"],
+        default=["prefix", "dual"],
+        help="which (prefix dual)",
+    )
+    add("--rounds", type=int, default=3, help="turns of each contender (3)")
+    add("--threads", type=int, default=1, help="CPU threads (1)")
+    add("--device", default="cpu", help="cpu or cuda")
+    add("--batch", action="store_true", help="eight requests of mixed lengths together, against one by one")
+    add("--roofline", action="store_true", help="one block step against the time its bytes need at copy bandwidth")
+    add("--context", type=int, default=1024, help="positions in the cache for --roofline (1024)")
+    add("--output", type=Path, help="the JSON file")
+    return parser.parse_args(argv)
+
+
+def make(options: argparse.Namespace) -> LM:
+    """Random weights in LLaDA's shape; without an end-of-text, so that everyone writes all of it."""
+    shape = {**SHAPES[options.shape]}
+    heads = shape.pop("heads")
+    if options.vocab:
+        shape["vocab_size"] = options.vocab
+    config = ModelConfig(
+        model_type="llada",
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=shape["hidden_size"] // heads,
+        rope_theta=500_000.0,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=4096,
+        mask_token_id=shape["vocab_size"] - 1,
+        mask_in_softmax=True,
+        **shape,
+    )
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    with torch.device(options.device):
+        torch.set_default_dtype(dtype)
+        network = Transformer(config)
+        torch.set_default_dtype(torch.float32)
+    network.initialise(torch.Generator(options.device).manual_seed(0))
+    assert network.lm_head is not None
+    with torch.no_grad():
+        network.lm_head.weight[config.mask_token_id] *= 0.01  # the mask is no favourite, as in a trained model
+    return LM(network.eval(), None, "random")
+
+
+def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
+    """Each cache alone and, with a peer, its own code beside it."""
+    prompt = _prompt(lm, options.prompt)
+    rule = {} if options.threshold is None else {"rule": "threshold", "threshold": options.threshold}
+    numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
+    jobs: dict[str, Callable[[], tuple[list[int], int]]] = {}
+    for cache in options.caches:
+        jobs[f"ours {cache}"] = lambda cache=cache: _ours(dlm.generate(lm, [prompt], cache=cache, **numbers, **rule))
+    if options.peer_path:
+        jobs |= {name: job for name, job in _peer(lm, prompt, options).items() if name.split()[1] in options.caches}
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    facts: dict[str, tuple[list[int], int]] = {}
+    for _ in range(options.rounds):
+        for name, job in jobs.items():
+            times[name].append(_timed(job, facts, name, options))
+    floor = _floor(lm, options.block, options)
+    rows = {}
+    for name, taken in times.items():
+        other = f"theirs {name.split()[1]}"
+        rows[name] = {
+            "seconds": min(taken),
+            "median": statistics.median(taken),
+            "nfe": facts[name][1],
+            "ms_a_forward": 1e3 * min(taken) / facts[name][1],
+        }
+        if name.startswith("ours") and other in jobs:
+            pairs = sorted(a / b for a, b in zip(taken, times[other], strict=True))
+            rows[name] |= {"of_theirs": pairs[len(pairs) // 2], "spread": [pairs[0], pairs[-1]]}
+            rows[name]["same_tokens"] = facts[name][0] == facts[other][0]
+        print(f"{name:14s} {rows[name]}", flush=True)
+    return {"rows": rows, "floor_ms_of_a_block_forward": floor}
+
+
+def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
+    """Eight requests of mixed lengths: together, and one by one."""
+    prompts = [_prompt(lm, options.prompt // 2 + i * options.prompt // 8, seed=i) for i in range(8)]
+    numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps, "cache": "dual"}
+    facts: dict[str, tuple[list[int], int]] = {}
+    times: dict[str, list[float]] = {"together": [], "one by one": []}
+    for _ in range(options.rounds):
+        times["together"].append(
+            _timed(lambda: _ours(dlm.generate(lm, prompts, **numbers)), facts, "together", options)
+        )
+        times["one by one"].append(
+            _timed(lambda: _ours([dlm.generate(lm, [p], **numbers)[0] for p in prompts]), facts, "one by one", options)
+        )
+    small, large = _floor(lm, options.block, options), _floor(lm, 8 * options.block, options)
+    gain = statistics.median(b / a for a, b in zip(*times.values(), strict=True))
+    return {
+        "seconds": {name: min(taken) for name, taken in times.items()},
+        "throughput_gain": gain,
+        "gain_of_plain_matrix_products": 8 * small / large,
+        "same_tokens": facts["together"][0] == facts["one by one"][0],
+    }
+
+
+def roofline(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
+    """One block step at a context, against its bytes: every weight once, every cached key and value once."""
+    gen = options.block
+    prompt = _prompt(lm, options.context - gen)
+    engine = dlm.Engine(lm, cache="dual")
+    engine.add_request(prompt, gen_length=gen, block_length=gen, steps=gen)
+    engine.step()  # the full pass
+    taken = []
+    while engine.has_work:
+        start = _now(options)
+        engine.step()
+        taken.append(_now(options) - start)
+    c = lm.config
+    weights = sum(p.numel() * p.element_size() for n, p in lm.network.named_parameters() if not n.startswith("embed"))
+    cached = 2 * c.num_hidden_layers * options.context * c.num_key_value_heads * c.head_dim * lm.dtype.itemsize
+    bandwidth = _bandwidth(options)
+    needed = (weights + cached) / bandwidth
+    return {
+        "ms_a_block_step": 1e3 * min(taken),
+        "median_ms": 1e3 * statistics.median(taken),
+        "bytes": weights + cached,
+        "copy_bandwidth_gb_s": bandwidth / 1e9,
+        "ms_its_bytes_need": 1e3 * needed,
+        "times_the_roofline": min(taken) / needed,
+    }
+
+
+def _peer(lm: LM, prompt: list[int], options: argparse.Namespace) -> dict[str, Callable[[], tuple[list[int], int]]]:
+    """Fast-dLLM's two samplers on its own network with our weights."""
+    sys.path.insert(0, str(options.peer_path / "llada"))
+    import generate as theirs  # type: ignore
+    from model.configuration_llada import LLaDAConfig  # type: ignore
+    from model.modeling_llada import LLaDAModelLM  # type: ignore
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        lm.save(folder)
+        config = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+        skipped = ("architectures", "auto_map", "model_type", "torch_dtype", "dtype", "transformers_version")
+        settings = LLaDAConfig(**{k: v for k, v in config.items() if k not in skipped})
+        settings.init_device, settings.flash_attention, settings.use_cache = "cpu", False, True
+        network = LLaDAModelLM(settings, init_params=False).float().eval()
+        network.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+    network = network.to(device=lm.device, dtype=lm.dtype)
+    ids = torch.tensor([prompt], device=lm.device)
+    numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
+    numbers |= {"mask_id": lm.mask_id, "threshold": options.threshold}
+
+    def run(sampler: Callable[..., tuple[torch.Tensor, int]]) -> tuple[list[int], int]:
+        out, forwards = sampler(network, ids, **numbers)
+        return out[0, len(prompt) :].tolist(), forwards
+
+    return {
+        "theirs prefix": lambda: run(theirs.generate_with_prefix_cache),
+        "theirs dual": lambda: run(theirs.generate_with_dual_cache),
+    }
+
+
+def _ours(results: list[dlm.Generation]) -> tuple[list[int], int]:
+    return [token for result in results for token in result.tokens], sum(result.nfe for result in results)
+
+
+def _timed(job: Callable[[], Any], facts: dict[str, Any], name: str, options: argparse.Namespace) -> float:
+    start = _now(options)
+    facts[name] = job()
+    return _now(options) - start
+
+
+def _now(options: argparse.Namespace) -> float:
+    if options.device != "cpu":
+        torch.cuda.synchronize()
+    return time.process_time() if options.device == "cpu" and options.threads == 1 else time.perf_counter()
+
+
+def _floor(lm: LM, rows: int, options: argparse.Namespace) -> float:
+    """Milliseconds of the matrix products of one forward of so many rows, half of which need logits."""
+    weights = [p for _, p in lm.network.matrices()]
+    inputs = {size: torch.randn(rows, size, device=lm.device, dtype=lm.dtype) for size in {w.shape[1] for w in weights}}
+    head = lm.network.lm_head.weight if lm.network.lm_head is not None else lm.network.embed.weight
+    best = float("inf")
+    with torch.inference_mode():
+        for _ in range(20):
+            start = _now(options)
+            for weight in weights:
+                F.linear(inputs[weight.shape[1]], weight)
+            F.linear(inputs[head.shape[1]][: max(1, rows // 2)], head)
+            best = min(best, _now(options) - start)
+    return 1e3 * best
+
+
+def _bandwidth(options: argparse.Namespace) -> float:
+    """Bytes read and written a second by a large copy."""
+    size = 2**30 if options.device == "cuda" else 2**27
+    source = torch.empty(size, dtype=torch.uint8, device=options.device)
+    target, best = torch.empty_like(source), float("inf")
+    for _ in range(10):
+        start = _now(options)
+        target.copy_(source)
+        best = min(best, _now(options) - start)
+    return 2 * size / best
+
+
+def _prompt(lm: LM, length: int, seed: int = 1) -> list[int]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, lm.config.vocab_size - 2, (length,), generator=draw).tolist()
+
+
+def machine(lm: LM) -> dict[str, Any]:
+    """What the figures were taken on."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    cuda = lm.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,12 @@
+"""What users measure with `dlm-bench`: decoding, load, quality, kernels, training, tokenizer. Stands above every other room."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "answers": ["GRADERS", "Grade", "grade"],
+        "config": ["BenchConfig"],
+        "questions": ["Question", "load_questions"],
+    },
+)

@@ -1,0 +1,193 @@
+"""What `dlm-bench` is asked: which measurements, of which model, on what. Knows neither torch nor results."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dlm.inference.config import EngineConfig, ModelSection, Rule
+
+Cache = Literal["none", "prefix", "dual", "exact"]
+
+
+class Section(BaseModel):
+    """One table of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class InferSection(Section):
+    """[infer]: answers to a dataset's questions, by the engine and by plain decoding."""
+
+    dataset: str = Field(
+        default="stdlib",
+        min_length=1,
+        description='JSONL file of question, answer, choices, source; "stdlib": held-out lines of Python.',
+    )
+    source: str | None = Field(default=None, description="Questions of this source only; none: all.")
+    num_samples: int | None = Field(default=None, ge=1, description="Questions at most; none: all (stdlib: 20).")
+    skip_sample: int = Field(default=0, ge=0, description="Questions to leave out at the beginning.")
+    max_tokens: int = Field(default=128, ge=1, description="Tokens to generate for each question, at most.")
+    block_length: int | None = Field(
+        default=None, ge=1, description="Tokens denoised together; none: the family's own, or 32."
+    )
+    denoising_steps: int | None = Field(
+        default=None, ge=1, description="Steps a block; none: one for each of its tokens."
+    )
+    rule: Rule = Field(default="low_confidence", description="Which masked positions a step commits.")
+    threshold: float = Field(default=0.9, ge=0, le=1, description="Rules threshold, hierarchical, credit.")
+    temperature: float = Field(default=0.0, ge=0, description="0 takes the most probable token.")
+    strategy: Literal["block", "multi_block"] = Field(
+        default="block", description="One block after the other, or a few consecutive ones at a time."
+    )
+    seed: int = Field(default=0, ge=0, description="Of every random number, arrivals included.")
+    sampler: dict[str, Any] = Field(default={}, description="Further settings of `dlm.generate`, by their names.")
+    skip_vanilla: bool = Field(default=False, description="Leave out plain decoding (same as --skip-vanilla).")
+    vanilla: Literal["one_block", "same"] = Field(
+        default="one_block",
+        description="Plain decoding, uncached, one question after the other: one_block denoises the whole answer with a "
+        "step a token, as LLaDA does; same keeps this section's blocks, steps and rule.",
+    )
+    compared: int = Field(
+        default=4, ge=0, description="Questions repeated uncached, and alone, to count equal tokens; 0: none."
+    )
+    warmup: int = Field(default=1, ge=0, description="Questions answered beforehand, and not counted.")
+    shown: int = Field(default=3, ge=0, description="Answers that are printed and stored.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "InferSection":
+        if self.block_length is not None and self.max_tokens % self.block_length:
+            raise ValueError(
+                f"max_tokens = {self.max_tokens} is not a multiple of block_length = {self.block_length}: "
+                f"make it {-(-self.max_tokens // self.block_length) * self.block_length}, or change block_length"
+            )
+        return self
+
+
+class LoadSection(Section):
+    """[load]: the questions of [infer] as traffic: at random times, and so many at a time."""
+
+    rates: tuple[float, ...] = Field(default=(2.0,), description="Poisson arrivals: requests a second, each a run.")
+    in_flight: tuple[int, ...] = Field(default=(1, 4), description="Closed loop: requests under way, each a run.")
+    requests: int = Field(
+        default=16, ge=1, description="Requests a run; the questions come round again if there are fewer."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "LoadSection":
+        for name, values in (("rates", self.rates), ("in_flight", self.in_flight)):
+            if any(value <= 0 for value in values):
+                raise ValueError(f"{name} = {list(values)}: each must be above 0")
+        if not self.rates and not self.in_flight:
+            raise ValueError("rates and in_flight are both empty: give one of them a value")
+        return self
+
+
+class QualitySection(Section):
+    """[quality]: what more tokens a forward pass cost in quality, for every rule and strategy."""
+
+    models: tuple[Literal["sudoku", "pico"], ...] = Field(
+        default=("sudoku", "pico"), min_length=1, description="Bundled models whose answers can be judged."
+    )
+    sudoku: str = Field(default="sudoku", min_length=1, description="The Sudoku model: bundled name, folder or hub id.")
+    pico: str = Field(default="pico", min_length=1, description="The model of Python: bundled name, folder or hub id.")
+    puzzles: int = Field(default=100, ge=1, description="Held-out puzzles, each with one solution.")
+    lines: int = Field(default=50, ge=1, description="Held-out texts to write on from.")
+    gen_length: int = Field(default=64, ge=1, description="Tokens written after each text.")
+    block_length: int = Field(default=16, ge=1, description="Block of what is written.")
+    context: int = Field(default=160, ge=1, description="Tokens of each text that are shown.")
+    draws: int = Field(default=4, ge=1, description="Monte Carlo draws of the likelihood bound.")
+    caches: tuple[Cache, ...] = Field(default=("none",), min_length=1, description="Caches to compare.")
+    strategies: tuple[Literal["whole", "block", "multi_block"], ...] = Field(
+        default=("whole", "block", "multi_block"), min_length=1, description="Strategies to compare; whole: no blocks."
+    )
+    rules: tuple[Rule, ...] = Field(
+        default=(
+            "low_confidence",
+            "random",
+            "margin",
+            "entropy",
+            "threshold",
+            "factor",
+            "entropy_bound",
+            "entropy_threshold",
+            "hierarchical",
+            "credit",
+        ),
+        min_length=1,
+        description="Rules to compare, each at several settings.",
+    )
+    seed: int = Field(default=0, ge=0, description="Of puzzles, texts and random orders.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "QualitySection":
+        if self.gen_length % self.block_length:
+            raise ValueError(
+                f"gen_length = {self.gen_length} is not a multiple of block_length = {self.block_length}: "
+                f"make it {-(-self.gen_length // self.block_length) * self.block_length}, or change block_length"
+            )
+        return self
+
+
+class KernelsSection(Section):
+    """[kernels]: the engine's inner loops alone, against the memory and the matrix products of this machine."""
+
+    query: int = Field(default=32, ge=1, description="Query positions of a span: the block.")
+    contexts: tuple[int, ...] = Field(default=(256, 1024), min_length=1, description="Cached keys of a span.")
+    batches: tuple[int, ...] = Field(default=(1, 8), min_length=1, description="Spans a launch.")
+    heads: int = Field(default=8, ge=1, description="Query heads.")
+    kv_heads: int = Field(default=4, ge=1, description="Key and value heads.")
+    head_dim: int = Field(default=64, ge=1, description="Width of a head.")
+    vocabulary: int = Field(default=8192, ge=2, description="Columns of the logits that confidence is read from.")
+    page_size: int = Field(default=32, ge=1, description="Positions in a page.")
+    seconds: float = Field(default=0.3, gt=0, description="Time to spend on each measurement, at least.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "KernelsSection":
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads = {self.heads} is not a multiple of kv_heads = {self.kv_heads}")
+        return self
+
+
+class TrainBenchSection(Section):
+    """[train]: steps of a training config, their speed and their share of the machine's."""
+
+    config: str = Field(default="sudoku", min_length=1, description="A training config: path or shipped name.")
+    steps: int = Field(default=10, ge=1, description="Steps that are timed.")
+    warmup: int = Field(default=3, ge=0, description="Steps before, which compile and settle.")
+    overrides: dict[str, Any] = Field(
+        default={}, description='Dotted keys of that config, and their values here (`"train.batch_size" = 4`).'
+    )
+
+
+class TokenizerBenchSection(Section):
+    """[tokenizer]: megabytes a second, in and out."""
+
+    path: str = Field(
+        default="pico", min_length=1, description="A tokenizer's or a model's folder, a bundled model, a hub id."
+    )
+    megabytes: float = Field(default=2.0, gt=0, description="Text to encode, at most.")
+    repeats: int = Field(default=3, ge=1, description="Times; the fastest counts.")
+    file: Path | None = Field(default=None, description="A UTF-8 text file; none: the standard library.")
+
+
+class OutputSection(Section):
+    """[output]: where results go beside the tables."""
+
+    file: Path | None = Field(default=Path("bench.json"), description="JSON of everything measured; none: no file.")
+    plot: bool = Field(default=True, description="Draw quality against TPF beside the JSON (needs the extra `plot`).")
+
+
+class BenchConfig(Section):
+    """Everything `dlm-bench` reads. A measurement whose section is absent is left out, unless asked for by name."""
+
+    model: ModelSection = Field(default=ModelSection(), description="The model of [infer] and [load].")
+    engine: EngineConfig = Field(default=EngineConfig(), description="The engine that is measured.")
+    infer: InferSection | None = Field(default=None, description="Answers to questions.")
+    load: LoadSection | None = Field(default=None, description="The same as traffic.")
+    quality: QualitySection | None = Field(default=None, description="Quality against TPF.")
+    kernels: KernelsSection | None = Field(default=None, description="Inner loops alone.")
+    train: TrainBenchSection | None = Field(default=None, description="Training steps.")
+    tokenizer: TokenizerBenchSection | None = Field(default=None, description="Text to tokens and back.")
+    output: OutputSection = Field(default=OutputSection(), description="Where results go.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads; none: torch's choice.")

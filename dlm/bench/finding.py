@@ -1,0 +1,45 @@
+"""What a measurement hands back: plain values, tables, and points of a plot. Knows no measurement and no file."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Say = Callable[[str], None]
+"""Where progress is told, a line at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows under headings: `headings` maps keys of the rows to what stands above them, and gives their order."""
+
+    title: str
+    headings: Mapping[str, str]
+    rows: list[dict[str, Any]]
+    text: str = ""
+    """What a reader must know of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One way of decoding: how many tokens a forward pass, and how good."""
+
+    panel: str
+    """The axes it belongs to: a task and its measure of quality."""
+    series: str
+    """Drawn in one colour: a rule."""
+    kind: str
+    """Drawn with one marker: a strategy and cache. Points alike in series and kind are joined by a line."""
+    tpf: float
+    quality: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """`values` are merged into the report's top level; `notes` are lines printed under the tables."""
+
+    values: dict[str, Any]
+    tables: list[Table] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,177 @@
+"""A dataset's questions answered twice, by the engine and by plain decoding: speed, accuracy, and equal tokens.
+
+The report's keys are those of BlockInfer's benchmark, and more. Knows no decode rule and no kernel.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dlm.bench.answers import Grade, grade
+from dlm.bench.comparison import agreement, compare, notes_of, tables_of
+from dlm.bench.config import BenchConfig, InferSection
+from dlm.bench.finding import Finding, Say
+from dlm.bench.load import Arrivals, Engine, InFlight, Service, Together, serve
+from dlm.bench.peak import Peak
+from dlm.bench.questions import Question, load_questions, sources
+from dlm.data import chat
+from dlm.inference.config import EngineConfig
+
+if TYPE_CHECKING:
+    from dlm.models.lm import LM
+
+MakeEngine = Callable[["LM", EngineConfig], Engine]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One way of answering all questions."""
+
+    name: str
+    service: Service
+    grades: list[Grade | None]
+    """None where there is nothing to grade."""
+    peak: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        graded = [g for g in self.grades if g is not None]
+        correct = sum(g.correct for g in graded)
+        facts = self.service.facts()
+        return {
+            "implementation": self.name,
+            **facts,
+            "avg_latency": facts["total_time"] / facts["num_prompts"],
+            "accuracy": 100 * correct / len(graded) if graded else 0.0,
+            "correct": correct,
+            "total": len(graded),
+            "score": 100 * sum(g.score for g in graded) / len(graded) if graded else 0.0,
+            "peak_memory_mib": self.peak / 2**20,
+        }
+
+
+def measure(config: BenchConfig, lm: "LM", say: Say, make_engine: MakeEngine | None = None) -> Finding:
+    """Answer, compare, and tell; `make_engine` is `dlm.Engine.of` unless given."""
+    s = config.infer or InferSection()
+    make = make_engine or engine_of
+    questions = load_questions(s.dataset, source=s.source, skip=s.skip_sample, limit=s.num_samples, seed=s.seed)
+    prompts = [prompt_of(lm, question) for question in questions]
+    kinds = ", ".join(f"{count} {name or 'without source'}" for name, count in sources(questions).items())
+    say(f"{len(questions)} questions ({kinds})")
+    ours = _run(
+        "engine", make(lm, config.engine), lm, questions, prompts, settings_of(lm, s), Together(), s.warmup, say
+    )
+    theirs = None
+    if not s.skip_vanilla:
+        engine = make(lm, config.engine.model_copy(update={"cache": "none"}))
+        theirs = _run("vanilla", engine, lm, questions, prompts, vanilla_of(lm, s), InFlight(1), s.warmup, say)
+    values: dict[str, Any] = {"blockinfer": ours.facts}
+    if theirs is not None:
+        values |= {"vanilla_llada": theirs.facts, "comparison": compare(ours.facts, theirs.facts)}
+    values["sources"] = {
+        name: {run.name: _share(run, questions, name) for run in (ours, theirs) if run is not None}
+        for name in sources(questions)
+    }
+    if s.compared:
+        say(f"repeating {min(s.compared, len(prompts))} questions uncached, and one at a time")
+        values["agreement"] = _agreement(config, lm, s, prompts[: s.compared], ours.service, make)
+    values["samples"] = [_sample(i, questions, ours, theirs) for i in range(min(s.shown, len(questions)))]
+    return Finding(values=values, tables=tables_of(values), notes=notes_of(values))
+
+
+def engine_of(lm: "LM", config: EngineConfig) -> Engine:
+    """The engine a config describes."""
+    from dlm.inference.engine import Engine
+
+    return Engine.of(lm, config)
+
+
+def prompt_of(lm: "LM", question: Question) -> list[int]:
+    """The question's ids; as a user's turn where the model has a chat template of its own."""
+    tokenizer = lm.require_tokenizer()
+    if tokenizer.chat_template == chat.PLAIN:
+        return tokenizer.encode(question.prompt, special=False)
+    return lm.encode(lm.chat([{"role": "user", "content": question.prompt}]))
+
+
+def settings_of(lm: "LM", s: InferSection) -> dict[str, Any]:
+    """What the engine is told with each question."""
+    from dlm.inference.plan import Plan
+
+    block = Plan(config=lm.config, block_length=s.block_length).length_of_block(s.max_tokens)
+    steps = (s.denoising_steps or block) * max(1, s.max_tokens // block)
+    named = {name: getattr(s, name) for name in ("rule", "threshold", "temperature", "strategy", "seed")}
+    return {"gen_length": s.max_tokens, "block_length": block, "steps": steps, **named, **s.sampler}
+
+
+def vanilla_of(lm: "LM", s: InferSection) -> dict[str, Any]:
+    """The same question to plain decoding. Only bidirectional families can denoise a whole answer at once."""
+    settings = settings_of(lm, s) | {"strategy": "block"}
+    if s.vanilla == "one_block" and lm.config.attention == "bidirectional":
+        settings |= {"block_length": s.max_tokens, "steps": s.max_tokens, "rule": "low_confidence"}
+    return settings
+
+
+def warm_up(engine: Engine, prompts: Sequence[list[int]], settings: dict[str, Any]) -> None:
+    """Serve prompts uncounted; backwards, so that no page of them is found again."""
+    if prompts:
+        serve(engine, [prompt[::-1] for prompt in prompts], settings, Together())
+
+
+def _run(
+    name: str,
+    engine: Engine,
+    lm: "LM",
+    questions: Sequence[Question],
+    prompts: Sequence[list[int]],
+    settings: dict[str, Any],
+    arrivals: Arrivals,
+    warmup: int,
+    say: Say,
+) -> Run:
+    warm_up(engine, prompts[:warmup], settings)
+
+    def tick(done: int) -> None:
+        if done % 10 == 0:
+            say(f"{name}: {done}/{len(prompts)}")
+
+    with Peak(lm.device) as peak:
+        service = serve(engine, prompts, settings, arrivals, tick=tick)
+    grades = [
+        grade(served.result.text if served.result else "", q.answer, q.source, q.choices) if q.answer else None
+        for served, q in zip(service.served, questions, strict=True)
+    ]
+    return Run(name=name, service=service, grades=grades, peak=peak.bytes)
+
+
+def _agreement(
+    config: BenchConfig, lm: "LM", s: InferSection, prompts: Sequence[list[int]], ours: Service, make: MakeEngine
+) -> dict[str, Any]:
+    uncached = make(lm, config.engine.model_copy(update={"cache": "none"}))
+    settings = settings_of(lm, s)
+    return {
+        "cached_vs_uncached": agreement(ours, serve(uncached, prompts, settings, Together())),
+        "batched_vs_single": agreement(ours, serve(make(lm, config.engine), prompts, settings, InFlight(1))),
+    }
+
+
+def _share(run: Run, questions: Sequence[Question], source: str) -> dict[str, float | int]:
+    graded = [g for g, q in zip(run.grades, questions, strict=True) if q.source == source and g is not None]
+    correct = sum(g.correct for g in graded)
+    return {
+        "correct": correct,
+        "total": len(graded),
+        "accuracy": 100 * correct / len(graded) if graded else 0.0,
+        "score": 100 * sum(g.score for g in graded) / len(graded) if graded else 0.0,
+    }
+
+
+def _sample(i: int, questions: Sequence[Question], ours: Run, theirs: Run | None) -> dict[str, Any]:
+    q = questions[i]
+    sample: dict[str, Any] = {"question": q.question[-300:], "answer": q.answer, "source": q.source}
+    for run in (ours, theirs):
+        if run is not None:
+            result, verdict = run.service.served[i].result, run.grades[i]
+            told = {} if verdict is None else {"predicted": verdict.predicted, "correct": verdict.correct}
+            sample[run.name] = {"text": "" if result is None else result.text, **told}
+    return sample

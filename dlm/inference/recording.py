@@ -1,0 +1,140 @@
+"""What the engine tells a recorder of each request. Knows neither how a trace is stored nor what it is good for."""
+
+from collections.abc import Collection, Mapping
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from dlm.inference.config import EngineConfig
+from dlm.inference.request import Generation
+from dlm.inference.sequence import Decision, Sequence
+from dlm.models.fingerprint import weights_digest
+from dlm.models.lm import LM
+
+SET, MASK, REPLACE = 0, 1, 2
+"""A mask became a token, a token became a mask again, a token became another: the numbers traces use."""
+
+
+class Recorder(Protocol):
+    """One request's notes."""
+
+    keep: Collection[str]
+
+    def commit(
+        self,
+        step: int,
+        positions: np.ndarray,
+        tokens: np.ndarray,
+        kinds: Any,
+        confidence: Any = None,
+        topk: Any = None,
+        length: int | None = None,
+        canvas: Any = None,
+    ) -> None: ...
+    def finish(self, **meta: Any) -> None: ...
+    def drop(self) -> None: ...
+
+
+class Store(Protocol):
+    """Who hands out recorders; `dlm.TraceStore` is one."""
+
+    def recorder(
+        self,
+        request_id: str,
+        prompt: Any,
+        *,
+        mask_id: int | None,
+        length: int | None,
+        meta: Mapping[str, Any] | None,
+        context: Mapping[str, Any] | None,
+    ) -> Recorder | None: ...
+    def add_tokenizer(self, tokenizer: str, content: str) -> None:
+        """Learn what the tokens of the tokenizer of that fingerprint look like, from its tokenizer.json."""
+        ...
+
+
+class Recording:
+    """A store and what all traces of one engine have in common."""
+
+    def __init__(self, store: Store, lm: LM, engine: EngineConfig, cache: str) -> None:
+        self.store, self.lm = store, lm
+        self.common = {
+            "model": lm.name,
+            "weights": weights_digest(lm.network),
+            "dtype": str(lm.dtype).removeprefix("torch."),
+            "device": torch.cuda.get_device_name(lm.device) if lm.device.type == "cuda" else lm.device.type,
+            "threads": torch.get_num_threads() if lm.device.type == "cpu" else None,
+            "versions": {"dlm": version("dlm"), "torch": torch.__version__},
+            "engine": {"cache": cache, **engine.model_dump(include={"refresh_interval", "cache_delay", "page_size"})},
+        }
+        if lm.tokenizer is not None:
+            self.common["tokenizer"] = lm.tokenizer.fingerprint
+            store.add_tokenizer(lm.tokenizer.fingerprint, lm.tokenizer.backend.to_str())
+
+    def begin(self, seq: Sequence, meta: Mapping[str, Any]) -> Recorder | None:
+        """A recorder for this request, or None where the store leaves it out. Raises if its id is taken."""
+        settings, request, plan = seq.decoding.settings, seq.request, seq.decoding.plan
+        context = {
+            **self.common,
+            "kind": "infill" if request.holes else "generate",
+            "sampler": {**settings.model_dump(exclude={"seed", "num_samples"}), "rule": _rule(seq)},
+        }
+        if request.gen_length:
+            context["sampler"]["block_length"] = plan.length_of_block(None if plan.open_ended else request.gen_length)
+        if plan.aligned and not request.holes:
+            context["block_start"] = 0
+        return self.store.recorder(
+            request.request_id,
+            list(request.ids),
+            mask_id=self.lm.mask_id,
+            length=seq.length,
+            meta={"seed": request.seed, "sample": request.sample, **meta},
+            context=context,
+        )
+
+
+def note(recorder: Recorder, seq: Sequence, decision: Decision) -> None:
+    """Tell what a step changed, before it is applied."""
+    at, tokens, kinds = [], [], []
+    for kind, flags in ((SET, decision.commit), (REPLACE, decision.edited), (MASK, decision.remasked)):
+        if flags is not None and flags.any():
+            at.append(np.flatnonzero(flags))
+            kinds.append(np.full(len(at[-1]), kind))
+            tokens.append(decision.token[at[-1]] if kind != MASK else np.full(len(at[-1]), seq.mask_id))
+    where = np.concatenate(at) if at else np.zeros(0, np.int64)
+    # In the order of positions, as in a canvas that is compared with the one before.
+    order = np.argsort(where, kind="stable")
+    where = where[order]
+    recorder.commit(
+        seq.step,
+        seq.columns[where],
+        np.concatenate(tokens)[order] if at else where,
+        np.concatenate(kinds)[order] if at else where,
+        confidence=None if decision.confidence is None else decision.confidence[where],
+        topk=None if decision.topk is None else tuple(part[where] for part in decision.topk),
+        length=seq.length,
+        canvas=_after(seq, decision) if "digests" in recorder.keep else None,
+    )
+
+
+def finish(recorder: Recorder, seq: Sequence, result: Generation) -> None:
+    """Hand the trace over; it is put together and written elsewhere."""
+    recorder.finish(nfe=seq.nfe, finish_reason=result.finish_reason)
+
+
+def _rule(seq: Sequence) -> str:
+    from dlm.diffusion.unmask import RULES
+
+    rule = seq.decoding.rule
+    return next((name for name, known in RULES.items() if known is type(rule)), repr(rule))
+
+
+def _after(seq: Sequence, decision: Decision) -> np.ndarray:
+    canvas = seq.canvas[: seq.length].copy()
+    changed = decision.commit if decision.edited is None else decision.commit | decision.edited
+    canvas[seq.columns[changed]] = decision.token[changed]
+    if decision.remasked is not None:
+        canvas[seq.columns[decision.remasked]] = seq.mask_id
+    return canvas

@@ -1,0 +1,20 @@
+"""The trace: every denoising step of a request, stored for certain, replayed exactly. Knows no model; imports no torch."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "assemble": ["from_events", "from_map", "from_states"],
+        "codec": ["CorruptTrace", "decode", "encode"],
+        "config": ["TraceConfig"],
+        "compare": ["Diff", "diff"],
+        "pieces": ["Pieces"],
+        "reader": ["UnknownTrace"],
+        "record": ["BatchRecorder", "Recorder"],
+        "store": ["TraceStore"],
+        "trace": ["ACCEPT", "MASK", "REJECT", "REPLACE", "SET", "Event", "Trace"],
+        "view": ["page"],
+        "writer": ["DuplicateTrace"],
+    },
+)

@@ -1,0 +1,245 @@
+"""A trace as a record of bytes and back, its content's digest checked at every read. Knows no store; runs nothing it reads.
+
+A record is: format (one byte), BLAKE2b-128 of the content in canonical form, one zstd frame. The frame holds counts as
+varints, the request's own facts as JSON, and columns; bit-packed ones where that is smaller, else byte planes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from hashlib import blake2b
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from dlm.errors import UserError
+from dlm.trace.columns import PACKED_LIMIT, Broken, Reader, Writer
+from dlm.trace.facts import DIGEST, Facts, facts, facts_digest
+from dlm.trace.trace import GIVEN, NEVER, NO_EVENTS, NO_GROWTH, REDACTED, Later, Trace
+
+FORMAT = 1
+HEAD = 1 + DIGEST
+MAX_CONTENT = 2**23  # bytes a record may unfold to; more is refused before anything is allocated
+MAX_LENGTH, MAX_STEPS, MAX_LATER, MAX_TOPK = 2**18, 2**20, 2**20, 2**21
+MAX_TOKEN = 2**30
+LEVEL = 9
+# How columns are written, and what a record has beside steps and tokens.
+WHOLE, PLANES, HOLES, MASKS, LATER, CONFIDENCE, GROWTH, TOPK, DIGESTS, ACCEPTED, REDACT = (1 << i for i in range(11))
+FORMS = (WHOLE | PLANES, WHOLE, 0)
+SHORT = 256  # positions in which zstd finds no runs worth a trial
+PACKED_COST = 1.1  # tokens in bits take longer to read: only for a good gain
+
+
+class CorruptTrace(UserError):
+    """A record that is not what was written."""
+
+
+def encode(trace: Trace, dictionary: zstandard.ZstdCompressionDict | None = None, level: int = LEVEL) -> bytes:
+    """The record of a trace. Its context is not inside, but the record's digest vouches for it too."""
+    _refuse_what_does_not_fit(trace)
+    compressor = _compressor(get_ident(), level, dictionary)
+    size = max(trace.length, len(trace.later))
+    forms = [WHOLE] if size <= PACKED_LIMIT else []
+    if size > SHORT:
+        forms.append(WHOLE | PLANES)
+    if size <= PACKED_LIMIT and dictionary is None:
+        forms.append(0)
+    contents = {form: content(trace, form) for form in forms}
+    frames = {form: compressor.compress(data) for form, data in contents.items()}
+    best = min(frames, key=lambda form: len(frames[form]) * (1 if form else PACKED_COST))
+    proof = digest(trace)
+    # Better to hear now that a trace contradicts itself than when it is read.
+    if digest(_parse(contents[best], trace.request_id, trace.context)) != proof:
+        raise UserError(f"trace {trace.request_id[:60]!r}: it contradicts itself, and would not come back as it is")
+    return bytes((FORMAT,)) + proof + frames[best]
+
+
+def decode(
+    record: bytes,
+    request_id: str,
+    context: Mapping[str, Any] | None = None,
+    dictionary: Callable[[int], zstandard.ZstdCompressionDict] | None = None,
+) -> Trace:
+    """The trace of a record that was stored under this id with this context. Raises CorruptTrace if in doubt.
+
+    `dictionary` gives the one with a number, where a record was written with it; it raises LookupError for others.
+    """
+    try:
+        trace = _parse(_unfold(record, dictionary), request_id, {} if context is None else context)
+        if digest(trace) != record[1:HEAD]:
+            raise Broken("its content is not what was written")
+    except (Broken, ValueError, LookupError, zstandard.ZstdError) as error:
+        raise CorruptTrace(f"trace {request_id[:60]!r}: its record is damaged: {error}") from None
+    return trace
+
+
+def digest(trace: Trace) -> bytes:
+    """BLAKE2b-128 of all that a trace says, whatever form it is stored in."""
+    later, options = trace.later, (trace.accepted, trace.confidence, trace.topk_tokens, trace.topk_logits)
+    names = trace.request_id.encode(), facts(trace.own)
+    sizes = len(names[0]), len(names[1]), len(later), len(trace.growth), len(trace.digests)
+    options = [option for option in options if option is not None]
+    shapes = [(option.dtype.str, option.shape) for option in options] if options else ""
+    head = f"{trace.mask_id} {trace.num_steps} {trace.length} {sizes}{shapes}"
+    total = blake2b(b"".join((head.encode(), *names, facts_digest(trace.context), trace.digests)), digest_size=DIGEST)
+    total.update(trace.first_step.data)
+    total.update(trace.first_token.data)
+    if sizes[2]:
+        for column in (later.step, later.position, later.kind, later.token):
+            total.update(column.data)
+    if sizes[3]:
+        total.update(trace.growth.data)
+    for option in options:
+        total.update(option.data)
+    return total.digest()
+
+
+def content(trace: Trace, form: int) -> bytes:
+    """What the frame holds, in one of FORMS."""
+    given, never = trace.first_step == GIVEN, trace.first_step == NEVER
+    prefix, later = trace.prompt_length, trace.later
+    parts = {
+        HOLES: bool(given[prefix:].any()),
+        MASKS: bool(never.any()),
+        LATER: len(later) > 0,
+        CONFIDENCE: trace.confidence is not None,
+        GROWTH: len(trace.growth) > 0,
+        TOPK: trace.topk_tokens is not None,
+        DIGESTS: trace.digests != b"",
+        ACCEPTED: trace.accepted is not None,
+        REDACT: bool((trace.first_token == REDACTED).any()),
+    }
+    out = Writer(bool(form & WHOLE), bool(form & PLANES))
+    out.number(form | sum(part for part, present in parts.items() if present))
+    for number in (trace.num_steps, trace.length, prefix):
+        out.number(number)
+    out.signed(trace.mask_id)
+    out.bytes(facts(trace.own))
+    stored = trace.first_token
+    if parts[MASKS] or parts[REDACT]:
+        stored = stored[~never & ~given if parts[REDACT] else ~never]
+        out.number(len(stored))
+    out.tokens(stored)
+    out.column((np.where(never, trace.num_steps, trace.first_step) + parts[HOLES])[prefix:])
+    if len(later):
+        out.number(len(later))
+        for column in (later.step, later.position, later.kind):
+            out.column(column)
+        out.tokens(later.token)
+    if len(trace.growth):
+        out.number(len(trace.growth))
+        out.column(trace.growth[:, 0] + 1)
+        out.column(trace.growth[:, 1])
+    if trace.accepted is not None:
+        out.column(trace.accepted.astype(np.int32))
+    if trace.confidence is not None:
+        out.halves(trace.confidence)
+    if trace.topk_tokens is not None and trace.topk_logits is not None:
+        out.number(trace.topk_tokens.shape[1])
+        out.tokens(trace.topk_tokens.ravel())
+        out.halves(trace.topk_logits.ravel())
+    if trace.digests:
+        out.bytes(trace.digests)
+    return b"".join(out.parts)
+
+
+def _parse(data: bytes, request_id: str, context: Mapping[str, Any]) -> Trace:
+    read = Reader(data)
+    parts = read.number(2 * REDACT - 1)
+    read.whole, read.planes = bool(parts & WHOLE), bool(parts & PLANES)
+    num_steps, length = read.number(MAX_STEPS), read.number(MAX_LENGTH)
+    prefix, mask_id = read.number(length), read.signed()
+    own = Facts(read.bytes())
+    stored = read.number(length) if parts & (MASKS | REDACT) else length
+    first_token = read.tokens(stored)
+    first_step = read.column(length - prefix)
+    if parts & HOLES:
+        first_step -= 1
+    if prefix:
+        first_step = np.concatenate((np.full(prefix, GIVEN, np.int32), first_step))
+    if parts & (MASKS | REDACT):
+        never, given = first_step == num_steps, first_step == GIVEN
+        first_step[never] = NEVER
+        tokens = np.where(given, np.int32(REDACTED), np.int32(mask_id))
+        tokens[~never & ~given if parts & REDACT else ~never] = first_token
+        first_token = tokens
+    later, growth = NO_EVENTS, NO_GROWTH
+    if parts & LATER:
+        m = read.number(MAX_LATER)
+        step, position, kind = (read.column(m) for _ in range(3))
+        if m and (int(position.max()) >= length or int(step.max()) >= num_steps):
+            raise Broken("an event outside the canvas")
+        later = Later(step=step, position=position, kind=kind, token=read.tokens(m))
+    if parts & GROWTH:
+        g = read.number(MAX_LATER)
+        growth = np.stack((read.column(g) - 1, read.column(g)), axis=1)
+    accepted = read.column(length).astype(bool) if parts & ACCEPTED else None
+    rows = length + len(later)
+    confidence = read.halves(rows) if parts & CONFIDENCE else None
+    tokens = logits = None
+    if parts & TOPK:
+        k = read.number(MAX_TOPK // max(rows, 1))
+        tokens = read.tokens(rows * k).reshape(rows, k)
+        logits = read.halves(rows * k).reshape(rows, k)
+    digests = read.bytes() if parts & DIGESTS else b""
+    read.end()
+    return Trace(
+        request_id=request_id,
+        mask_id=mask_id,
+        num_steps=num_steps,
+        first_step=first_step,
+        first_token=first_token,
+        later=later,
+        growth=growth,
+        accepted=accepted,
+        confidence=confidence,
+        topk_tokens=tokens,
+        topk_logits=logits,
+        digests=digests,
+        own=own,
+        context=context,
+    )
+
+
+def _unfold(record: bytes, dictionary: Callable[[int], zstandard.ZstdCompressionDict] | None) -> bytes:
+    """The frame's content, after a look at its declared size."""
+    if len(record) <= HEAD or record[0] != FORMAT:
+        raise Broken(f"format {record[0] if record else 'none'}, this version reads {FORMAT}")
+    frame = record[HEAD:]
+    head = zstandard.get_frame_parameters(frame)
+    if head.content_size > MAX_CONTENT:  # also where no size is declared
+        raise Broken(f"it declares {head.content_size} bytes, over {MAX_CONTENT}")
+    if head.dict_id and dictionary is None:
+        raise Broken(f"it needs dictionary {head.dict_id}")
+    prefix = dictionary(head.dict_id) if head.dict_id and dictionary is not None else None
+    return _decompressor(get_ident(), prefix).decompress(frame, allow_extra_data=False)
+
+
+def _refuse_what_does_not_fit(trace: Trace) -> None:
+    rows = trace.length + len(trace.later)
+    limits = {
+        "positions": (trace.length, MAX_LENGTH),
+        "steps": (trace.num_steps, MAX_STEPS),
+        "later events": (len(trace.later), MAX_LATER),
+        "top-k tokens": (0 if trace.topk_tokens is None else trace.topk_tokens.shape[1], MAX_TOPK // max(rows, 1)),
+    }
+    for what, (count, most) in limits.items():
+        if count > most:
+            raise UserError(f"trace {trace.request_id[:60]!r}: {count} {what} are more than a record holds ({most})")
+    for tokens in (trace.first_token, trace.later.token):
+        if len(tokens) and not -MAX_TOKEN <= int(tokens.min()) <= int(tokens.max()) <= MAX_TOKEN:
+            raise UserError(f"trace {trace.request_id[:60]!r}: a token id beyond {MAX_TOKEN}")
+
+
+# zstandard's tools are not for two threads at once.
+@lru_cache(maxsize=32)
+def _compressor(thread: int, level: int, dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(level=level, dict_data=dictionary, write_checksum=False)
+
+
+@lru_cache(maxsize=32)
+def _decompressor(thread: int, dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(dict_data=dictionary)

@@ -1,0 +1,174 @@
+"""Traces as Parquet, for training and for other tools. Knows neither models nor SQL; pyarrow and fsspec on demand.
+
+One row a trace. Folders are days, `day=2025-06-30/`, and a file bears the span of time of its traces, so that what an
+earlier export wrote says where the next goes on. `datasets.load_dataset("parquet", data_files=…)` reads it as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlm.errors import UserError
+from dlm.trace.codec import digest
+from dlm.trace.facts import facts
+from dlm.trace.times import TICKS
+from dlm.trace.trace import GIVEN, NEVER, Trace
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    from dlm.trace.store import TraceStore
+
+ROWS = 10_000  # traces a file holds
+NAME = re.compile(r"(\d{16})-(\d{16})\.parquet$")
+
+
+def export(store: TraceStore, url: str, rows: int = ROWS) -> int:
+    """Write what `url` has not yet; returns how many traces. A file appears whole or not at all.
+
+    Traces that were overwritten since come again; those deleted from the store stay.
+    """
+    if rows < 1:
+        raise UserError(f"rows = {rows}: must be at least 1")
+    store.flush()
+    fs, root = file_system(url)
+    import pyarrow.parquet as pq
+
+    after = max((int(found[2]) for path in listed(fs, root) if (found := NAME.search(path))), default=-1)
+    written = 0
+    records = store.database.records(after)
+    for day, of_day in groupby(records, key=lambda record: _day(record[1])):
+        while some := list(islice(of_day, rows)):
+            folder = f"{root}/day={day}"
+            fs.makedirs(folder, exist_ok=True)
+            final = f"{folder}/{some[0][1]:016d}-{some[-1][1]:016d}.parquet"
+            # Object stores show a file when it is whole; a file system is told to.
+            temporary = f"{folder}/.{uuid.uuid4().hex}.tmp" if "file" in _protocols(fs) else final
+            table = _table([store.decoded(*record) for record in some])
+            with fs.open(temporary, "wb") as file:
+                pq.write_table(table, file, compression="zstd")
+            if temporary != final:
+                fs.mv(temporary, final)
+            written += len(some)
+    return written
+
+
+def to_dataset(store: TraceStore, **wanted: Any) -> Dataset:
+    """The traces that `find` finds, as a `datasets.Dataset` with the columns of `export`."""
+    from datasets import Dataset
+
+    rows = store.find(**wanted)
+    return Dataset(_table([store[row.request_id] for row in rows]))
+
+
+def row(trace: Trace) -> dict[str, Any]:
+    """One trace as plain columns.
+
+    `tokens` is the canvas at the end, `steps` the step each token was committed at, -1 if given or never: what
+    trajectory training reads. The first tokens and what befell them later are beside it where they say more.
+    """
+    revised = len(trace.later) > 0
+    confidence = trace.confidence
+    return {
+        "request_id": trace.request_id,
+        "stored": datetime.fromtimestamp(trace.at / TICKS, UTC),
+        "model": trace.meta.get("model") if isinstance(trace.meta.get("model"), str) else None,
+        "mask_id": trace.mask_id,
+        "num_steps": trace.num_steps,
+        "prompt_length": trace.prompt_length,
+        "tokens": trace.tokens,
+        "steps": trace.steps,
+        "given": trace.first_step == GIVEN,
+        "first_tokens": trace.first_token if revised else None,
+        "first_steps": np.where(trace.first_step == NEVER, trace.num_steps, trace.first_step) if revised else None,
+        "later": [
+            {"step": step, "position": position, "kind": kind, "token": token}
+            for step, position, kind, token in zip(*trace._later_lists(), strict=True)
+        ],
+        "growth": trace.growth.ravel().tolist(),
+        "accepted": trace.accepted,
+        "confidence": None if confidence is None else confidence.astype(np.float32),
+        "topk": 0 if trace.topk_tokens is None else trace.topk_tokens.shape[1],
+        "topk_tokens": None if trace.topk_tokens is None else trace.topk_tokens.ravel(),
+        "topk_logits": None if trace.topk_logits is None else trace.topk_logits.ravel().astype(np.float32),
+        "digests": trace.digests,
+        "own": facts(trace.own).decode("utf-8", "surrogatepass"),
+        "context": facts(trace.context).decode("utf-8", "surrogatepass"),
+        "digest": digest(trace),
+    }
+
+
+def schema() -> pa.Schema:
+    """The columns' types."""
+    import pyarrow as pa
+
+    ints, event = (
+        pa.list_(pa.int32()),
+        {"step": pa.int32(), "position": pa.int32(), "kind": pa.int8(), "token": pa.int32()},
+    )
+    columns = {
+        "request_id": pa.string(),
+        "stored": pa.timestamp("us", "UTC"),
+        "model": pa.string(),
+        "mask_id": pa.int32(),
+        "num_steps": pa.int32(),
+        "prompt_length": pa.int32(),
+        "tokens": ints,
+        "steps": ints,
+        "given": pa.list_(pa.bool_()),
+        "first_tokens": ints,
+        "first_steps": ints,
+        "later": pa.list_(pa.struct(event)),
+        "growth": ints,
+        "accepted": pa.list_(pa.bool_()),
+        "confidence": pa.list_(pa.float32()),
+        "topk": pa.int32(),
+        "topk_tokens": ints,
+        "topk_logits": pa.list_(pa.float32()),
+        "digests": pa.binary(),
+        "own": pa.string(),
+        "context": pa.string(),
+        "digest": pa.binary(),
+    }
+    return pa.schema(list(columns.items()))
+
+
+def _table(traces: Sequence[Trace]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_pylist([row(trace) for trace in traces], schema=schema())
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it."""
+    import fsspec
+
+    try:
+        fs, path = fsspec.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{url}: {error}") from None
+    return fs, path.rstrip("/")
+
+
+def listed(fs: Any, root: str) -> Iterator[str]:
+    """The files below a folder, or the one file, in order of name."""
+    if fs.isfile(root):
+        yield root
+    elif fs.exists(root):
+        yield from sorted(path for path in fs.find(root) if not path.rsplit("/", 1)[-1].startswith("."))
+
+
+def _day(at: int) -> str:
+    return datetime.fromtimestamp(at / TICKS, UTC).strftime("%Y-%m-%d")
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)

@@ -1,0 +1,165 @@
+"""Traces read from a file, by id: found, checked, with what their tokens look like. Knows no model, and writes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlm.errors import UserError
+from dlm.trace.codec import CorruptTrace, decode
+from dlm.trace.database import Database, Row
+from dlm.trace.dictionaries import Dictionaries
+from dlm.trace.facts import Facts
+from dlm.trace.times import ticks
+from dlm.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import zstandard
+
+    from dlm.trace.pieces import Pieces
+
+DEFAULT = "runs/traces.db"
+MAX_ID = 2**16  # bytes
+NEAR_AMONG = 5000  # newest ids an unknown one is compared with
+
+
+class UnknownTrace(UserError, KeyError):
+    """An id the store does not have."""
+
+    __str__ = UserError.__str__  # KeyError's would put the message in quotes
+
+
+def default_path() -> Path:
+    """DLM_TRACES, else runs/traces.db."""
+    return Path(os.environ.get("DLM_TRACES") or DEFAULT)
+
+
+class TraceReader:
+    """The reading half of a store: `open_database` is called when first needed."""
+
+    def __init__(self, path: Path, open_database: Callable[[], Database], dictionaries: Dictionaries) -> None:
+        self.path, self.dictionaries = path, dictionaries
+        self._open = open_database
+        self._reader: Database | None = None
+        self._contexts: dict[int, Facts] = {}
+        self._pieces: dict[str, Pieces | None] = {}
+
+    @property
+    def database(self) -> Database:
+        """The connection for reading, opened when first needed."""
+        if self._reader is None:
+            self._reader = self._open()
+        return self._reader
+
+    def __getitem__(self, request_id: str) -> Trace:
+        """The trace of an id, checked. Raises UnknownTrace, which names the nearest ids, or CorruptTrace."""
+        self._settle()
+        found = self.database.record(check_id(request_id))
+        if found is None:
+            raise UnknownTrace(f"trace {request_id[:60]!r}: {self.path} has none of this id{self._near(request_id)}")
+        return self.decoded(request_id, *found)
+
+    def __contains__(self, request_id: object) -> bool:
+        self._settle()
+        return isinstance(request_id, str) and self.database.record(check_id(request_id)) is not None
+
+    def __len__(self) -> int:
+        self._settle()
+        return self.database.query("SELECT count(*) FROM traces")[0][0]
+
+    def __iter__(self) -> Iterator[Trace]:
+        """All traces, oldest first; those stored meanwhile included."""
+        self._settle()
+        return (self.decoded(*record) for record in self.database.records())
+
+    def ls(self, newest: int | None = None) -> list[Row]:
+        """What is stored, oldest first; or the `newest` ones, newest first."""
+        self._settle()
+        return list(self.database.rows(newest=newest))
+
+    def find(
+        self, *, model: str | None = None, since: Any = None, until: Any = None, newest: int | None = None, **facts: Any
+    ) -> list[Row]:
+        """The rows of traces of a `model` and other shared facts, stored in [since, until).
+
+        A time is a datetime, seconds since 1970, an ISO date, or an age such as "7d", "12h", "30m".
+        """
+        self._settle()
+        wanted = ({} if model is None else {"model": model}) | facts
+        start, end = (None if time is None else ticks(time) for time in (since, until))
+        rows = self.database.rows(start or 0, end, None if wanted else newest)
+        if not wanted:
+            return list(rows)
+        found = [row for row in rows if self._agrees(row.context, wanted)]
+        return found if newest is None else found[::-1][:newest]
+
+    def decoded(self, request_id: str, at: int, context: int, record: bytes) -> Trace:
+        """The trace of a record as the database holds it."""
+        try:
+            shared = self.context(context)
+        except LookupError as error:
+            raise CorruptTrace(f"trace {request_id[:60]!r}: {error}") from None
+        trace = decode(record, request_id, shared, self._dictionary)
+        trace.at, trace.source = at, self.pieces
+        return trace
+
+    def pieces(self, tokenizer: str) -> Pieces | None:
+        """What tokens look like, if the store was told."""
+        if self._pieces.get(tokenizer) is None:
+            found = self.database.query("SELECT digest, content FROM pieces WHERE tokenizer = ?", tokenizer)
+            if found and blake2b(found[0][1], digest_size=16).digest() != found[0][0]:
+                raise CorruptTrace(f"{self.path}: the pieces of tokenizer {tokenizer} are damaged")
+            from dlm.trace.pieces import Pieces
+
+            self._pieces[tokenizer] = Pieces.from_bytes(found[0][1]) if found else None
+        return self._pieces[tokenizer]
+
+    def forget_contexts(self) -> None:
+        """Read them anew: some were deleted or replaced."""
+        self._contexts.clear()
+
+    def context(self, number: int) -> Facts:
+        """The facts behind a context's number."""
+        if number not in self._contexts:
+            self._contexts[number] = self.database.context(number)
+        return self._contexts[number]
+
+    def _settle(self) -> None:
+        """What is to be done before reading: nothing."""
+
+    def _dictionary(self, number: int) -> zstandard.ZstdCompressionDict:
+        return self.dictionaries.get(self.database, number)
+
+    def _agrees(self, context: int, wanted: Mapping[str, Any]) -> bool:
+        try:
+            shared = self.context(context)
+        except LookupError:
+            return False
+        return all(shared.get(key) == value for key, value in wanted.items())
+
+    def _near(self, request_id: str) -> str:
+        import difflib
+
+        known = [row.request_id for row in self.database.rows(newest=NEAR_AMONG)]
+        near = difflib.get_close_matches(request_id[:200], known, n=3, cutoff=0.5)
+        if near:
+            return f"; the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
+        return f"; the newest are {', '.join(known[:3])}" if known else "; it is empty"
+
+
+def check_id(request_id: str) -> str:
+    """Any text is an id, if it is not beyond all measure."""
+    if not isinstance(request_id, str):
+        raise UserError(f"request id {request_id!r}: must be text")
+    try:
+        size = len(request_id.encode())
+    except UnicodeEncodeError:
+        raise UserError(
+            f"request id {request_id[:60]!r}: is no Unicode text (it holds half a surrogate pair)"
+        ) from None
+    if size > MAX_ID:
+        raise UserError(f"request id {request_id[:60]!r}…: {size} bytes are more than {MAX_ID}")
+    return request_id

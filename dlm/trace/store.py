@@ -1,0 +1,284 @@
+"""Many traces in one file, found by id: what an engine, a loop or a reader holds. Knows no model, and no SQL."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Collection, Iterable, Mapping
+from datetime import timedelta
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dlm.errors import UserError
+from dlm.trace import upkeep
+from dlm.trace.database import Database, Durability
+from dlm.trace.dictionaries import SIZE, Dictionaries, given
+from dlm.trace.reader import TraceReader, check_id, default_path
+from dlm.trace.record import BatchRecorder, Recorder, check_keep
+from dlm.trace.redact import Prompts, redacted
+from dlm.trace.trace import Trace
+from dlm.trace.writer import Writer, taken
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from datasets import Dataset
+
+    from dlm.trace.config import TraceConfig
+    from dlm.trace.pieces import Pieces
+    from dlm.trace.upkeep import Report
+
+STORES: weakref.WeakSet[TraceStore] = weakref.WeakSet()
+INHERITED: list[Database] = []  # of the process this one was forked from: to be neither used nor closed
+
+
+class TraceStore(TraceReader):
+    """Traces by id. Writing goes through a thread of its own; reading sees all that was put.
+
+    `durability`: "trace" makes each put wait until its trace is on the disk; "group" commits what has gathered, and
+    `flush`, `close` or the put's future say when; "none" does not wait for the disk at all, so that a power cut may
+    cost the last seconds, a killed process still nothing that was committed. `dictionary` is one to compress with
+    (bytes, or a file; see `train_dict`), False for none, None for the store's newest. `keep` is what recorders note
+    beside tokens, `fraction` the share of requests that `recorder` records, `prompts` what is kept of them.
+    `overwrite` lets recorders replace traces of the same id. `queue_size` traces may wait to be written; a put into a full queue waits, or raises with on_full="raise".
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        durability: Durability = "group",
+        dictionary: bytes | str | Path | Literal[False] | None = None,
+        *,
+        keep: Collection[str] = (),
+        fraction: float = 1.0,
+        prompts: Prompts = "plain",
+        queue_size: int = 1024,
+        on_full: Literal["block", "raise"] = "block",
+        overwrite: bool = False,
+        create: bool = True,
+    ) -> None:
+        _check("durability", durability, ("trace", "group", "none"))
+        _check("prompts", prompts, ("plain", "hash", "omit"))
+        _check("on_full", on_full, ("block", "raise"))
+        if not 0 <= fraction <= 1:
+            raise UserError(f"fraction = {fraction}: must be from 0 to 1")
+        if queue_size < 1:
+            raise UserError(f"queue_size = {queue_size}: must be at least 1")
+        file, chosen = default_path() if path is None else Path(path), given(dictionary)
+
+        def opened() -> Database:
+            return Database(file, durability, create)
+
+        super().__init__(file, opened, Dictionaries(chosen))
+        self.durability: Durability = durability
+        self.keep, self.fraction, self.overwrite = check_keep(keep), fraction, overwrite
+        # The writer must not hold the store, which would then never be collected; so it has dictionaries of its own.
+        self._writer = Writer(
+            opened,
+            lambda trace: redacted(trace, prompts),
+            Dictionaries(chosen).to_write_with,
+            queue_size,
+            on_full,
+        )
+        self._finalizer = weakref.finalize(self, self._writer.close)  # at the latest when Python exits
+        STORES.add(self)
+        self.database  # noqa: B018 a path that cannot be is told here, not at the first trace
+
+    @classmethod
+    def of(cls, config: TraceConfig) -> TraceStore:
+        """The store that a config describes."""
+        options = config.model_dump(exclude={"enabled", "store", "keep"})
+        return cls(config.store, keep=config.keep.split("+"), **options)
+
+    # Writing
+
+    def record(
+        self,
+        request_id: str,
+        prompt: Any = (),
+        meta: Mapping[str, Any] | None = None,
+        *,
+        mask_id: int | None = None,
+        context: Mapping[str, Any] | None = None,
+        keep: Collection[str] | None = None,
+        overwrite: bool = False,
+    ) -> BatchRecorder:
+        """Record a denoising loop that is not ours: `with store.record(id, prompt=ids) as rec: rec.step(canvas)`.
+
+        `prompt` is what stands before the loop: ids, or the whole canvas with its masks. Without `mask_id` the mask is
+        the token that positions change from. `meta` is told of this request; `context` of many, and is stored once.
+        """
+        self._refuse_taken(request_id, overwrite)
+
+        def make(name: str, row: Any) -> Recorder:
+            return self._recorder(name, row, mask_id, None, meta, context, keep, overwrite)
+
+        return BatchRecorder(make, request_id, prompt)
+
+    def recorder(
+        self,
+        request_id: str,
+        prompt: Any = (),
+        *,
+        mask_id: int | None,
+        length: int | None = None,
+        meta: Mapping[str, Any] | None = None,
+        context: Mapping[str, Any] | None = None,
+        keep: Collection[str] | None = None,
+        overwrite: bool = False,
+    ) -> Recorder | None:
+        """A recorder for an engine to drive, or None where `fraction` leaves this request out."""
+        if not self.wants(request_id):
+            return None
+        overwrite = overwrite or self.overwrite
+        self._refuse_taken(request_id, overwrite)
+        return self._recorder(request_id, prompt, mask_id, length, meta, context, keep, overwrite)
+
+    def wants(self, request_id: str) -> bool:
+        """Whether `fraction` includes this request: decided by its id, so the same everywhere."""
+        if self.fraction >= 1:
+            return True
+        draw = blake2b(check_id(request_id).encode(), digest_size=8).digest()
+        return int.from_bytes(draw, "little") < self.fraction * 2**64
+
+    def put(self, trace: Trace | Recorder, overwrite: bool = False) -> Future[None]:
+        """Store a trace. The future is done when it is on the disk; with durability="trace" it is on return."""
+        check_id(trace.request_id)
+        done = self._writer.put(trace, overwrite, awaited=self.durability == "trace")
+        if self.durability == "trace":
+            done.result()
+        return done
+
+    def flush(self) -> None:
+        """Wait until all that was put is on the disk; raises what went wrong since the last time."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush, and let go of the file. What was put is on the disk when this returns, or it raises."""
+        try:
+            self._writer.close()
+        finally:
+            self._finalizer.detach()
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+
+    def add_tokenizer(self, tokenizer: str, content: str) -> None:
+        """`add_pieces` from the content of a tokenizer.json."""
+        from dlm.trace.pieces import Pieces
+
+        if self.pieces(tokenizer) is None:
+            self.add_pieces(tokenizer, Pieces.of_tokenizer(content))
+
+    def add_pieces(self, tokenizer: str, pieces: Pieces) -> None:
+        """Keep what tokens look like, once for all traces whose facts name this `tokenizer` (its digest)."""
+        if self.pieces(tokenizer) is None:
+            data = pieces.to_bytes()
+            query = "INSERT INTO pieces VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+            with self.database.transaction():
+                self.database.query(query, tokenizer, blake2b(data, digest_size=16).digest(), data)
+            self._pieces[tokenizer] = pieces
+
+    # Keeping house
+
+    def gc(self, keep: int | str | timedelta) -> int:
+        """Delete all but the newest `keep` traces, or those older than an age such as "30d"; returns how many."""
+        return upkeep.gc(self, keep)
+
+    def fsck(self) -> Report:
+        """Read everything, and say what is damaged."""
+        return upkeep.fsck(self)
+
+    def redact(self, request_ids: Iterable[str] | None = None, how: Prompts = "omit") -> int:
+        """Take the prompts out of these traces (all by default), for good; returns how many there were."""
+        return upkeep.redact(self, request_ids, how)
+
+    def train_dict(self, size: int = SIZE, newest: int = 20_000) -> int:
+        """Learn a dictionary from the newest traces and write with it from now on; returns its number."""
+        return upkeep.train_dict(self, size, newest)
+
+    def recompress(self) -> int:
+        """Write every record anew, with the newest dictionary; returns the bytes saved."""
+        return upkeep.recompress(self)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and sizes."""
+        return upkeep.stats(self)
+
+    def export(self, url: str, **options: Any) -> Any:
+        """Write the traces as Parquet files; see `dlm.trace.export.export`."""
+        from dlm.trace.export import export
+
+        return export(self, url, **options)
+
+    def import_(self, url: str, **options: Any) -> Any:
+        """Take in what `export` wrote, or d3LLM-style JSON lines; see `dlm.trace.imports`."""
+        from dlm.trace.imports import import_
+
+        return import_(self, url, **options)
+
+    def to_dataset(self, **options: Any) -> Dataset:
+        """The traces as a `datasets.Dataset` with the columns of `export`."""
+        from dlm.trace.export import to_dataset
+
+        return to_dataset(self, **options)
+
+    def __enter__(self) -> TraceStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"TraceStore({str(self.path)!r}, durability={self.durability!r})"
+
+    def _recorder(
+        self,
+        name: str,
+        prompt: Any,
+        mask_id: int | None,
+        length: int | None,
+        meta: Mapping[str, Any] | None,
+        context: Mapping[str, Any] | None,
+        keep: Collection[str] | None,
+        overwrite: bool,
+    ) -> Recorder:
+        deliver = partial(self.put, overwrite=overwrite)
+        keep = self.keep if keep is None else keep
+        return Recorder(
+            name, prompt, mask_id=mask_id, length=length, meta=meta, context=context, keep=keep, deliver=deliver
+        )
+
+    def _refuse_taken(self, request_id: str, overwrite: bool) -> None:
+        """Tell of a used id before the work is done, not after."""
+        if overwrite:
+            return
+        if request_id in self._writer.underway or self.database.record(check_id(request_id)) is not None:
+            raise taken(request_id)
+
+    def _settle(self) -> None:
+        """Let reading see what was put."""
+        if self._writer.unfinished:
+            self._writer.settle()
+
+    def _forget(self) -> None:
+        """In a forked process: leave the parent's connection alone."""
+        if self._reader is not None:
+            INHERITED.append(self._reader)
+            self._reader = None
+        self._writer.reset()
+
+
+def _check(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"{name} = {value!r}: expected {', '.join(known)}")
+
+
+def _after_fork() -> None:
+    for store in STORES:
+        store._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,213 @@
+"""A trace in memory: the canvas of one request after each of its steps. Knows neither files nor models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dlm.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float16, Int32
+    from numpy import ndarray
+
+    from dlm.trace.pieces import Pieces
+
+SET, MASK, REPLACE, ACCEPT, REJECT = range(5)
+KINDS = ("set", "mask", "replace", "accept", "reject")
+"""What an event does: a mask becomes a token, a token becomes a mask again, a token becomes another; a drafted token is
+taken (a mask becomes it), or is refused (nothing changes)."""
+GIVEN, NEVER = -1, 2**31 - 1
+"""In place of a step: it was there before the first, or it is a mask to the end."""
+NO_MASK, REDACTED = -1, -2
+"""In place of a token: what a family without a mask token has there, and a prompt that was taken out."""
+STATES_LIMIT = 2**28  # tokens `states` makes at most: 1 GiB
+
+
+class Event(NamedTuple):
+    """One change of one position; steps count from 0."""
+
+    step: int
+    position: int
+    kind: int
+    token: int
+    confidence: float | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Later:
+    """Events after a position's first token, in the order of their steps: edits, remasks, refused drafts."""
+
+    step: Int32[ndarray, " m"]
+    position: Int32[ndarray, " m"]
+    kind: Int32[ndarray, " m"]
+    token: Int32[ndarray, " m"]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+NOTHING = np.zeros(0, np.int32)
+NO_GROWTH = np.zeros((0, 2), np.int32)
+NO_EVENTS = Later(step=NOTHING, position=NOTHING, kind=NOTHING, token=NOTHING)
+
+
+@dataclass(eq=False, kw_only=True)  # not frozen: that would triple the time it takes to make one
+class Trace:
+    """Everything one request's denoising did. Read-only by agreement."""
+
+    request_id: str
+    mask_id: int
+    num_steps: int
+    first_step: Int32[ndarray, " l"]
+    """Step at which each position first got a token; GIVEN, or NEVER."""
+    first_token: Int32[ndarray, " l"]
+    """That token; `mask_id` where there is none."""
+    later: Later = NO_EVENTS
+    growth: Int32[ndarray, "g 2"] = field(default_factory=NO_GROWTH.copy)
+    """(step, length): the canvas has this length from this step's state on. The first has step -1."""
+    accepted: Bool[ndarray, " l"] | None = None
+    """Which first tokens were drafted ones."""
+    confidence: Float16[ndarray, " l+m"] | None = None
+    """Of each first token and then of each later event; NaN where unknown."""
+    topk_tokens: Int32[ndarray, "l+m k"] | None = None
+    """The likeliest tokens, best first; -1 where unknown."""
+    topk_logits: Float16[ndarray, "l+m k"] | None = None
+    digests: bytes = b""
+    """Eight bytes a step: `digest_of` the canvas the sampler had."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """What is told of this request alone: seed, sample, parent."""
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """What many requests share: model, sampler, versions; a store keeps it once."""
+    at: int = 0
+    """Ticks of 0.1 ms since 1970 at which a store took it."""
+    source: Callable[[str], Pieces | None] | None = None
+    """Who knows what the tokens of a tokenizer look like."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """All that is told of the request."""
+        return {**self.context, **self.own}
+
+    @cached_property
+    def pieces(self) -> Pieces | None:
+        """What tokens look like, where the store knows the tokenizer its facts name. May be set."""
+        tokenizer = self.meta.get("tokenizer")
+        return None if self.source is None or not isinstance(tokenizer, str) else self.source(tokenizer)
+
+    @property
+    def length(self) -> int:
+        """Positions of the final canvas."""
+        return len(self.first_step)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens given before the first generated one."""
+        made = self.first_step != GIVEN
+        return int(made.argmax()) if made.any() else self.length
+
+    @cached_property
+    def tokens(self) -> Int32[ndarray, " l"]:
+        """The canvas after the last step."""
+        return self.state(self.num_steps) if len(self.later) else self.first_token
+
+    @cached_property
+    def steps(self) -> Int32[ndarray, " l"]:
+        """The step, from 0, at which each token was committed (the last time, if it was masked again); -1 if never."""
+        steps = np.where(self.first_step == NEVER, GIVEN, self.first_step)
+        commits = (self.later.kind == SET) | (self.later.kind == ACCEPT)
+        steps[self.later.position[commits]] = self.later.step[commits]
+        return steps
+
+    def state(self, k: int) -> Int32[ndarray, " l"]:
+        """The canvas after `k` steps: 0 is the start, -1 the end. Positions that it has not yet are masks."""
+        k = self._index(k)
+        if k == self.num_steps and not len(self.later):
+            return self.first_token.copy()
+        state = np.where(self.first_step < k, self.first_token, np.int32(self.mask_id))
+        if len(self.later):
+            change = (self.later.kind != REJECT) & (self.later.step < k)
+            state[self.later.position[change]] = self.later.token[change]  # of equal positions the last one stays
+        return state
+
+    def states(self) -> Int32[ndarray, "steps+1 l"]:
+        """All canvases, the first before any step."""
+        if (self.num_steps + 1) * self.length > STATES_LIMIT:
+            raise UserError(
+                f"{self.num_steps + 1} states of {self.length} tokens are more than fit in 1 GiB: take them one by one with state(k)"
+            )
+        k = np.arange(self.num_steps + 1, dtype=np.int32)[:, None]
+        states = (self.first_step < k) * (self.first_token - np.int32(self.mask_id))
+        if self.mask_id:
+            states += np.int32(self.mask_id)
+        for step, position, kind, token in zip(*self._later_lists(), strict=True):
+            if kind != REJECT:
+                states[step + 1 :, position] = token
+        return states
+
+    def length_at(self, k: int) -> int:
+        """Positions the canvas had after `k` steps."""
+        reached = self.growth[self.growth[:, 0] < self._index(k)]
+        return int(reached[-1, 1]) if len(reached) else self.length
+
+    def events(self) -> list[Event]:
+        """Every change in the order it happened; within a step by position."""
+        first = np.flatnonzero((self.first_step >= 0) & (self.first_step != NEVER))
+        kind = np.zeros(self.length, np.int32) if self.accepted is None else self.accepted * np.int32(ACCEPT)
+        columns = [self.first_step[first], first, kind[first], self.first_token[first], first]
+        more = [*self._later_columns(), np.arange(len(self.later)) + self.length]
+        step, position, kinds, token, row = (np.concatenate(pair) for pair in zip(columns, more, strict=True))
+        order = np.lexsort((row >= self.length, position, step))
+        known = [None] * len(row) if self.confidence is None else [float(c) for c in self.confidence[row]]
+        return [
+            Event(int(step[i]), int(position[i]), int(kinds[i]), int(token[i]), _none_if_nan(known[i])) for i in order
+        ]
+
+    def check(self) -> None:
+        """Compare the states with the digests the recorder took of the sampler's own canvases, if it took any."""
+        for k in range(1, len(self.digests) // 8 + 1):
+            if digest_of(self.state(k)[: self.length_at(k)]) != self.digests[8 * k - 8 : 8 * k]:
+                raise UserError(f"trace {self.request_id[:60]!r}: state {k} is not the canvas the sampler had")
+
+    def text(self, k: int = -1, generated: bool = False) -> str:
+        """The canvas after `k` steps as text, masks as ░; token ids where their pieces are not known."""
+        state = self.state(k)[: self.length_at(k)]
+        state = state[self.first_step[: len(state)] != GIVEN] if generated else state
+        if self.pieces is not None:
+            return self.pieces.text(state.tolist(), self.mask_id)
+        return " ".join("░" if token == self.mask_id else str(token) for token in state.tolist())
+
+    def _index(self, k: int) -> int:
+        if not -self.num_steps - 1 <= k <= self.num_steps:
+            raise UserError(f"trace {self.request_id[:60]!r} has states 0 to {self.num_steps}, there is no {k}")
+        return k % (self.num_steps + 1)
+
+    def _later_columns(self) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+        return self.later.step, self.later.position, self.later.kind, self.later.token
+
+    def _later_lists(self) -> list[list[int]]:
+        return [column.tolist() for column in self._later_columns()]
+
+    def _repr_html_(self) -> str:
+        from dlm.trace.view import frame
+
+        return frame(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"Trace({self.request_id!r}, {self.length} tokens, {self.num_steps} steps, {len(self.later)} later events)"
+        )
+
+
+def digest_of(canvas: Int32[ndarray, " l"]) -> bytes:
+    """Eight bytes that tell a canvas from others."""
+    return blake2b(np.ascontiguousarray(canvas, "<i4").tobytes(), digest_size=8).digest()
+
+
+def _none_if_nan(value: float | None) -> float | None:
+    return None if value is None or value != value else value

@@ -1,0 +1,148 @@
+"""Keeping a store in order: deleting, checking, redacting, dictionaries, numbers. Knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dlm.errors import UserError
+from dlm.trace.codec import encode
+from dlm.trace.database import StoreError
+from dlm.trace.dictionaries import add, trained
+from dlm.trace.facts import facts
+from dlm.trace.redact import Prompts, redacted
+from dlm.trace.times import seconds, ticks
+
+if TYPE_CHECKING:
+    from dlm.trace.store import TraceStore
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What `fsck` found."""
+
+    traces: int = 0
+    """Read, and right."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """What is wrong, by id."""
+    database: list[str] = field(default_factory=list)
+    """SQLite's own complaints."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.damaged and not self.database
+
+
+def fsck(store: TraceStore) -> Report:
+    """Let SQLite check its file, then read every trace and replay its digests."""
+    store.flush()
+    report = Report()
+    try:
+        report.database = [line for (line,) in store.database.query("PRAGMA integrity_check") if line != "ok"]
+        for record in store.database.records():
+            try:
+                store.decoded(*record).check()
+                report.traces += 1
+            except UserError as error:
+                report.damaged[record[0]] = str(error)
+    except StoreError as error:
+        report.database.append(str(error))
+    return report
+
+
+def gc(store: TraceStore, keep: int | str | timedelta) -> int:
+    """Delete old traces, and give their room back to the file system."""
+    store.flush()
+    database = store.database
+    if isinstance(keep, int) or str(keep).isdigit():
+        newest = list(database.rows(newest=int(keep)))  # type: ignore[arg-type]
+        start = newest[-1].at if newest else 2**62
+    elif (age := seconds(keep)) is not None and age >= 0:
+        start = ticks(keep)
+    else:
+        raise UserError(f"keep = {keep!r}: give a number of traces, or an age such as 30d")
+    with database.transaction():
+        gone = database.sql.execute("DELETE FROM traces WHERE at < ?", (start,)).rowcount
+        database.sql.execute("DELETE FROM contexts WHERE context NOT IN (SELECT context FROM traces)")
+    store.forget_contexts()
+    shrink(store)
+    return gone
+
+
+def redact(store: TraceStore, request_ids: Iterable[str] | None, how: Prompts) -> int:
+    """Rewrite traces without their prompts, and overwrite what was there."""
+    store.flush()
+    if request_ids is None:
+        names = [row.request_id for row in store.database.rows()]
+    else:
+        names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+    for name in names:
+        store[name]  # an unknown or damaged one is told before anything is changed
+    store.database.query("PRAGMA secure_delete = ON")
+    for name in names:
+        trace = redacted(store[name], how)
+        row = next(row for row in [store.database.record(name)] if row is not None)
+        record = encode(trace, store.dictionaries.to_write_with(store.database))
+        store.database.replace(row[0], facts(trace.context), record)
+    with store.database.transaction():
+        store.database.query("DELETE FROM contexts WHERE context NOT IN (SELECT context FROM traces)")
+    store.forget_contexts()
+    shrink(store)
+    return len(names)
+
+
+def train_dict(store: TraceStore, size: int, newest: int) -> int:
+    """Learn from the newest traces, and make what was learnt the store's dictionary."""
+    store.flush()
+    rows = list(store.database.rows(newest=newest))
+    highest = store.database.query("SELECT max(dictionary) FROM dictionaries")[0][0] or 0
+    return add(store.database, trained((store[row.request_id] for row in rows), highest + 1, size))
+
+
+def recompress(store: TraceStore) -> int:
+    """Encode every trace anew where that makes it smaller."""
+    store.flush()
+    saved, dictionary = 0, store.dictionaries.to_write_with(store.database)
+    for request_id, at, context, record in store.database.records():
+        trace = store.decoded(request_id, at, context, record)
+        smaller = encode(trace, dictionary)
+        if len(smaller) < len(record):
+            store.database.replace(at, facts(trace.context), smaller)
+            saved += len(record) - len(smaller)
+    shrink(store)
+    return saved
+
+
+def shrink(store: TraceStore) -> None:
+    """Rewrite the file without its gaps, and empty the log beside it."""
+    store.database.query("VACUUM")
+    store.database.query("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def stats(store: TraceStore) -> dict[str, Any]:
+    """Counts and sizes; bytes of the file are what it takes with its log."""
+    store.flush()
+    query = store.database.query
+    query("PRAGMA wal_checkpoint(PASSIVE)")
+    count, size, first, last = query("SELECT count(*), sum(length(record)), min(at), max(at) FROM traces")[0]
+    files = [store.path.with_name(store.path.name + end) for end in ("", "-wal")]
+    on_disk = sum(file.stat().st_size for file in files if file.exists())
+    models: dict[str, int] = {}
+    for context, traces in query("SELECT context, count(*) FROM traces GROUP BY context"):
+        model = str(store.context(context).get("model", "unknown"))
+        models[model] = models.get(model, 0) + traces
+    return {
+        "path": str(store.path),
+        "traces": count,
+        "file_bytes": on_disk,
+        "record_bytes": size or 0,
+        "bytes_per_trace": round(on_disk / count, 1) if count else 0.0,
+        "record_bytes_per_trace": round((size or 0) / count, 1) if count else 0.0,
+        "first": first,
+        "last": last,
+        "models": models,
+        "dictionaries": [number for (number,) in query("SELECT dictionary FROM dictionaries ORDER BY dictionary")],
+        "contexts": query("SELECT count(*) FROM contexts")[0][0],
+    }

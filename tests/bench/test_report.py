@@ -1,0 +1,104 @@
+"""Tables, the file and the plot; and what is said where matplotlib is missing."""
+
+import importlib.util
+import io
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from dlm.bench.config import BenchConfig
+from dlm.bench.finding import Finding, Point, Table
+from dlm.bench.report import Report, cell, show
+from dlm.errors import UserError
+
+HEADINGS = {"name": "name", "speed": "tokens/s", "right": "right"}
+TABLE = Table(title="T", headings=HEADINGS, rows=[{"name": "[b]a", "speed": 1234.5, "right": None}], text="words")
+POINTS = [
+    Point(panel="p", series="a", kind="k", tpf=2.0, quality=0.5, low=0.4, high=0.6),
+    Point(panel="p", series="a", kind="k", tpf=1.0, quality=0.9, low=0.8, high=0.95),
+    Point(panel="q", series="b", kind="k", tpf=1.0, quality=3.0),
+]
+
+
+def report(tmp_path, **output) -> Report:
+    return Report(BenchConfig.model_validate({"output": {"file": tmp_path / "b.json", **output}}), "a machine")
+
+
+def test_a_table_is_shown_as_written():
+    stream = io.StringIO()
+    show(Console(file=stream, width=80), Finding(values={}, tables=[TABLE], notes=["note [x]"]))
+    text = stream.getvalue()
+    for word in ("T", "tokens/s", "[b]a", "1,234", "–", "words", "note [x]"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (True, "yes"),
+        (3, "3"),
+        (12345, "12,345"),
+        (0.12345, "0.123"),
+        (12.345, "12.35"),
+        (1234.5, "1,234"),
+        ("x", "x"),
+    ],
+)
+def test_cells(value, text):
+    assert cell(value) == text
+
+
+def test_the_file_grows_with_every_measurement(tmp_path):
+    made = report(tmp_path)
+    made.add(Finding(values={"blockinfer": {"throughput": 1.0}}))
+    first = json.loads((tmp_path / "b.json").read_text())
+    made.add(Finding(values={"load": [1]}))
+    second = json.loads((tmp_path / "b.json").read_text())
+    assert first.keys() == {"blockinfer", "machine", "config"}
+    assert second.keys() == {"blockinfer", "load", "machine", "config"}
+    assert second["machine"] == "a machine" and second["config"]["model"]["name"] == "pico"
+    assert [path.name for path in tmp_path.iterdir()] == ["b.json"]  # nothing half-written beside it
+
+
+def test_no_file(tmp_path):
+    made = Report(BenchConfig.model_validate({"output": {"file": None}}), "")
+    made.add(Finding(values={}, points=POINTS))
+    assert made.plot() is None
+
+
+def test_a_missing_folder_is_told_before_anything_is_measured(tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        report(tmp_path / "none")
+
+
+def test_a_folder_in_place_of_the_file(tmp_path):
+    (tmp_path / "b.json").mkdir()
+    with pytest.raises(UserError, match="cannot be written"):
+        report(tmp_path).add(Finding(values={}))
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    made = report(tmp_path)
+    made.add(Finding(values={}, points=POINTS))
+    with pytest.raises(UserError, match=r"pip install 'dlm\[plot\]'"):
+        made.plot()
+
+
+def test_nothing_is_drawn_unasked(tmp_path):
+    made = report(tmp_path, plot=False)
+    made.add(Finding(values={}, points=POINTS))
+    assert made.plot() is None
+    assert report(tmp_path).plot() is None  # no points
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra `plot`")
+@pytest.mark.filterwarnings("default")
+def test_the_plot(tmp_path):
+    made = report(tmp_path)
+    made.add(Finding(values={}, points=POINTS))
+    assert made.plot() == tmp_path / "b.png"
+    assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")

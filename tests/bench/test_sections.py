@@ -1,0 +1,160 @@
+"""Quality, kernels, training and tokenizer at tiny scale: that they run, and that their figures are those of their parts."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import dlm
+from dlm.bench import kernels, quality, tokenizer, train
+from dlm.bench.config import BenchConfig, QualitySection
+from dlm.bench.quality import VARIANTS, ways
+from dlm.bench.run import SECTIONS, SUBCOMMANDS, wanted
+from dlm.bench.stopwatch import copy_bandwidth, time_of
+from dlm.bench.tasks import Python, Sudoku, options_of
+from dlm.diffusion.unmask import RULES
+from dlm.errors import UserError
+from dlm.evaluation.lines import LineTask
+from dlm.inference.request import Generation
+from tests.inference.tiny import text_lm
+
+
+def config(**sections) -> BenchConfig:
+    return BenchConfig.model_validate(sections)
+
+
+def silent(line: str) -> None:
+    return
+
+
+def generation(tokens, text="", nfe=1) -> Generation:
+    return Generation(text=text, tokens=list(tokens), nfe=nfe, tpf=1.0, finish_reason="length", request_id="0")
+
+
+def test_every_rule_has_settings():
+    assert VARIANTS.keys() == set(RULES) == set(QualitySection().rules)
+    chosen = list(ways(QualitySection(caches=("none", "dual"), rules=("threshold",), strategies=("whole", "block"))))
+    assert len(chosen) == 2 * 2 * len(VARIANTS["threshold"])
+    assert (chosen[0].label, chosen[0].kind) == ("threshold 0.95", "whole")
+    assert chosen[-1].kind == "block, dual"
+
+
+def test_sudoku_is_judged_by_its_rules():
+    lm = dlm.load("sudoku")
+    task = Sudoku(lm, QualitySection(puzzles=3))
+    solved = [generation(s[p == 0]) for p, s in zip(task.puzzles.puzzles, task.puzzles.solutions, strict=True)]
+    assert task.judge(solved).right.value == 1.0
+    wrong = generation(np.roll(solved[0].tokens, 1))
+    assert task.judge([wrong, *solved[1:]]).right.hits == 2
+    with pytest.raises(UserError, match="no Sudoku model"):
+        Sudoku(text_lm(), QualitySection())
+
+
+def test_steps_of_a_pace():
+    lm = dlm.load("sudoku")
+    task = Sudoku(lm, QualitySection(puzzles=2))
+    masks = task.masks(0)
+    whole, block = (
+        options_of(task, strategy, "margin", {"tokens_per_step": 4})[0] for strategy in ("whole", "multi_block")
+    )
+    assert whole == {"rule": "margin", "steps": -(-masks // 4), "strategy": "block"}
+    assert block["steps"] == 4 * -(-masks // 16)
+    assert (block["strategy"], block["block_length"]) == ("multi_block", 16)
+
+
+def test_python_is_judged_by_its_line(monkeypatch):
+    texts = [LineTask(name=str(n), prefix="def f(x):\n    " * 9, line=f"return {n}", suffix="\n") for n in range(2)]
+    monkeypatch.setattr("dlm.evaluation.lines.heldout_lines", lambda data, count, seed, context: texts[:count])
+    lm = text_lm()
+    task = Python(lm, QualitySection(lines=2, context=8, gen_length=4, block_length=4, draws=1))
+    assert [len(prompt) for prompt in task.prompts] == [8, 8]
+    answers = [generation([1, 2, 3], task.lines[0] + "\nmore"), generation([4, 5], "something else")]
+    verdict = task.judge(answers)
+    assert (verdict.right.hits, verdict.right.total) == (1, 2)
+    assert verdict.nats is not None and 0 < verdict.nats < 50
+    uniform = text_lm()
+    torch.nn.init.zeros_(uniform.network.lm_head.weight)
+    blank = Python(uniform, QualitySection(lines=2, context=8, gen_length=4, block_length=4, draws=2))
+    assert blank.nats([[1, 2, 3], [4]]) == pytest.approx(np.log(258), rel=0.01)
+
+
+@pytest.mark.slow
+def test_quality_on_sudoku():
+    section = {"models": ("sudoku",), "puzzles": 2, "rules": ("margin",), "strategies": ("whole", "multi_block")}
+    found = quality.measure(config(quality=section), silent)
+    rows = found.values["quality"]
+    assert len(rows) == 2 * 3
+    assert not [row["error"] for row in rows if "error" in row]
+    paced = [row["tpf"] for row in rows if row["rule"].startswith("margin") and row["strategy"] == "whole"]
+    assert paced == sorted(paced) and paced[0] == 1.0
+    assert len(found.points) == len(rows)
+    json.dumps(found.values)
+
+
+def test_a_way_the_engine_refuses_is_a_row(monkeypatch):
+    def refuses(lm, engine):
+        raise UserError("not with this family")
+
+    section = {"models": ("sudoku",), "puzzles": 1, "rules": ("credit",), "strategies": ("whole",)}
+    found = quality.measure(config(quality=section), silent, refuses)
+    assert found.values["quality"][0]["error"] == "not with this family"
+    assert found.points == []
+
+
+def test_kernels():
+    section = {"query": 4, "contexts": (8,), "batches": (1, 2), "heads": 2, "kv_heads": 1, "head_dim": 8}
+    section |= {"vocabulary": 16, "page_size": 4, "seconds": 1e-4}
+    found = kernels.measure(config(kernels=section, model={"device": "cpu"}), silent).values["kernels"]
+    names = [row["kernel"] for row in found["rows"]]
+    assert names == ["paged_attention", "rope_write", "rms_norm", "confidence"] * 2
+    assert all(row["microseconds"] > 0 and row["gigabytes_per_second"] >= 0 for row in found["rows"])
+    assert (found["device"], found["dtype"]) == ("cpu", "float32")
+
+
+def test_stopwatch():
+    calls = []
+    assert time_of(lambda: calls.append(0), torch.device("cpu"), 1e-4) < 1e-3
+    assert len(calls) > 5
+    assert 1e8 < copy_bandwidth(torch.device("cpu"), 1e-3) < 1e13
+
+
+@pytest.mark.slow
+def test_train():
+    overrides = {"train.batch_size": 2, "train.compile": False, "train.ema": 0.0, "data.sudoku_pool": 4}
+    overrides |= {
+        "model.hidden_size": 16,
+        "model.num_hidden_layers": 1,
+        "model.head_dim": 4,
+        "model.intermediate_size": 16,
+    }
+    section = {"config": "sudoku", "steps": 2, "warmup": 1, "overrides": overrides}
+    row = train.measure(config(train=section), silent).values["train"]
+    assert len(row["seconds"]) == 3
+    assert row["tokens_per_second"] == pytest.approx(2 * 81 / np.median(row["seconds"][1:]))
+    assert 0 < row["mfu"] < 100
+
+
+def test_train_names_a_wrong_override(tmp_path):
+    with pytest.raises(UserError, match='unknown key "train.batchsize"'):
+        train.measure(config(train={"overrides": {"train.batchsize": 2}}), silent)
+
+
+def test_tokenizer(tmp_path):
+    (tmp_path / "t.txt").write_text("def f(x):\n    return x + 1\n" * 50)
+    section = {"file": tmp_path / "t.txt", "repeats": 1}
+    row = tokenizer.measure(config(tokenizer=section), silent).values["tokenizer"]
+    assert row["exact"] and row["encode"] > 0 and row["decode"] > 0
+    assert row["megabytes"] == pytest.approx(50 * 27 / 1e6)
+    assert 1 < row["bytes_per_token"] < 10
+    with pytest.raises(UserError, match=r"tokenizer.file = .*none: cannot be read"):
+        tokenizer.measure(config(tokenizer={"file": tmp_path / "none"}), silent)
+
+
+def test_what_is_run():
+    assert wanted(config(), "infer") == ["infer"]
+    assert wanted(config(load={}, quality={}, train={}), "infer") == ["infer", "load", "quality"]
+    assert wanted(config(train={}, kernels={}), None) == ["kernels", "train"]
+    assert {name for names in SUBCOMMANDS.values() for name in names} == SECTIONS.keys()
+    with pytest.raises(UserError, match="nothing to measure: say which"):
+        wanted(config(), None)

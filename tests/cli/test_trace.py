@@ -1,0 +1,106 @@
+"""`dlm-trace`: what is printed, exit statuses, and what is said of mistakes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dlm.cli.trace import main
+from dlm.trace import TraceStore
+from tests.trace.synthetic import run
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Run `dlm-trace` on a store of three traces: (exit status, standard output, standard error)."""
+    monkeypatch.setenv("DLM_TRACES", str(tmp_path / "t.db"))
+    with TraceStore() as store:
+        for seed, name in enumerate(("first", "second", "th\x1b[31mird")):
+            made = run(np.random.default_rng(seed), 12, 4, name=name, meta={"seed": seed})
+            made.trace.context = {"model": "pico" if seed else "sudoku"}
+            store.put(made.trace)
+
+    def run_it(*argv):
+        return main(argv), *capsys.readouterr()
+
+    return run_it
+
+
+def test_ls(command):
+    status, out, _ = command("ls")
+    assert status == 0 and [line.split()[-1] for line in out.splitlines()] == ["th�[31mird", "second", "first"]
+    rows = [json.loads(line) for line in command("ls", "--json", "--model", "pico", "-n", "1")[1].splitlines()]
+    assert [row["request_id"] for row in rows] == ["th\x1b[31mird"]
+    assert command("ls", "--since", "soon")[2].startswith("dlm-trace: 'soon' is no time")
+
+
+def test_show(command):
+    assert json.loads(command("show", "second", "--json")[1])["model"] == "pico"
+    assert "seed:           1" in command("show", "second")[1]
+
+
+def test_diff(command, tmp_path):
+    assert command("diff", "first", "first")[:2] == (0, "identical at 4 of 4 steps\n")
+    page = tmp_path / "page.html"
+    status, out, _ = command("diff", "first", "second", "--html", str(page))
+    assert status == 1 and "they part at step 0" in out and "model: 'sudoku' / 'pico'" in out
+    assert "second" in page.read_text()
+    assert json.loads(command("diff", "first", "second", "--json")[1])["first"]["step"] == 0
+
+
+def test_export_and_import(command, tmp_path):
+    out = str(tmp_path / "out")
+    assert command("export", out)[1] == f"{out}: 3 more traces\n"
+    assert command("export", out)[1] == f"{out}: 0 more traces\n"
+    other = str(tmp_path / "other.db")
+    assert command("import", out, "--store", other)[1] == f"{out}: 3 traces taken in\n"
+    status, _, error = command("import", out, "--store", other)
+    assert (status == 2 and "--overwrite" in error) or "overwrite=True" in error
+    assert command("import", out, "--store", other, "--overwrite")[0] == 0
+
+
+def test_housekeeping(command):
+    assert command("fsck")[:2] == (0, "3 traces are whole, 0 damaged\n")
+    assert json.loads(command("stats", "--json")[1])["traces"] == 3
+    assert command("redact", "first")[1] == "1 traces have no prompt any more\n"
+    assert command("redact")[0] == command("redact", "first", "--all")[0] == 2
+    assert "too few" in command("train-dict")[2]
+    assert command("gc", "--keep", "1")[1] == "2 traces deleted, 1 kept\n"
+
+
+def test_damage_is_exit_status_one(command, tmp_path):
+    import sqlite3
+
+    direct = sqlite3.connect(tmp_path / "t.db")
+    with direct:
+        direct.execute("UPDATE traces SET record = x'00' WHERE id = 'first'")
+    direct.close()
+    status, out, _ = command("fsck")
+    assert status == 1 and "first: " in out and "2 traces are whole, 1 damaged" in out
+    assert command("show", "first")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["show", "frist"], "has none of this id; the nearest"),
+        (["lss"], "invalid choice: 'lss'"),
+        (["ls", "--modle", "x"], 'unknown option --modle; did you mean "--model"?'),
+        (["ls", "x"], 'unexpected word "x"'),
+        (["gc"], "required: --keep"),
+        (["gc", "--keep", "x"], "keep = 'x'"),
+        (["ls", "--store", "none.db"], "none.db: there is no trace store here"),
+        (["ls", "-n", "x"], "invalid int value"),
+    ],
+)
+def test_mistakes(command, argv, message):
+    status, out, error = command(*argv)
+    assert status == 2 and out == "" and message in error and error.startswith("dlm-trace: ")
+
+
+def test_help_and_version(command, capsys):
+    assert "train-dict" in command()[1]
+    assert command("--version")[0] == 0
+    with pytest.raises(SystemExit) as stop:
+        main(["ls", "--help"])
+    assert stop.value.code == 0

@@ -1,0 +1,150 @@
+"""The kernels against their twins under Triton's interpreter. Run by test_interpreter.py in a process of its own:
+
+    TRITON_INTERPRET=1 python -m pytest tests/kernels/interpreted.py
+
+The switch is read when a kernel is defined, so it cannot share a process with tests that compile. fp32 and fp16: the
+interpreter's products of bf16 are wrong without a word.
+"""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+from dlm.diffusion import rng
+from dlm.kernels import attention, dispatch, pick, reference, rope
+from tests.kernels import draw
+
+assert os.environ.get("TRITON_INTERPRET") == "1" and dispatch.INTERPRETED
+CASES = int(os.environ.get("DLM_KERNEL_CASES", "6"))
+DTYPES = (torch.float32, torch.float16)
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3}
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # -inf less -inf, where not taken
+
+
+@pytest.fixture(autouse=True)
+def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 makes loop bounds of arrays of one element by int(), which numpy 2.4 no longer takes."""
+    patch = interpreter._patch_lang_tensor
+
+    def with_bounds(tensor: type, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_bounds)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles and chunks so small that tiny shapes have several."""
+    monkeypatch.setattr(attention, "CHUNK", 32)
+    monkeypatch.setattr(attention, "COMBINED", 16)
+    monkeypatch.setattr(attention, "tile_of", lambda *_: attention.Tile(16, 16, 4))
+    monkeypatch.setattr(pick, "CHUNK", 64)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(CASES))
+def test_attention(seed):
+    dtype = DTYPES[seed % 2]
+    case = draw.attention(seed, longest=60, most_queries=6).to(dtype)
+    twin = reference.paged_attention(*case.arguments)
+    whole, split = (attention.paged_attention(*case.arguments, split=split) for split in (False, True))
+    torch.testing.assert_close(whole, twin, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert torch.equal(whole, split), "one program a chunk, or all chunks in one: the same bits"
+
+
+def test_attention_at_full_size():
+    case = draw.attention(11, head_dims=(80,), page_sizes=(16,), longest=300, most_queries=3, groups=(2,))
+    assert case.spans.max_visible > attention.CHUNK
+    found, twin = dispatch.paged_attention(*case.arguments), reference.paged_attention(*case.arguments)
+    torch.testing.assert_close(found, twin, atol=2e-6, rtol=2e-6)
+
+
+def test_an_unseen_slot_is_never_read_into_a_result():
+    case = draw.attention(3)
+    before = dispatch.paged_attention(*case.arguments)
+    for pages in (case.k_pages, case.v_pages):
+        pages[pages.isnan()] = float("inf")
+    assert before.isfinite().all() and torch.equal(dispatch.paged_attention(*case.arguments), before)
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_rotation_and_write(seed):
+    case = draw.writing(seed).to(DTYPES[seed % 2])
+    ours, twins = case.arguments, case.arguments
+    found, twin = rope.rope_write(*ours), reference.rope_write(*twins)
+    for a, b in zip((found, ours[5], ours[6]), (twin, twins[5], twins[6]), strict=True):
+        assert a.dtype == b.dtype and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)), "the same bits"
+
+
+@pytest.mark.parametrize(("n", "d", "added"), [(1, 5, False), (700, 20, True), (30, 64, False), (2, 2500, True)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm(n, d, added, dtype):
+    generator = torch.Generator().manual_seed(n)
+    x, residual = (torch.randn(n, d + 3, generator=generator).to(dtype)[:, :d] for _ in range(2))
+    weight = torch.randn(d, generator=generator)  # fp32 beside fp16 too
+    normed, total = dispatch.rms_norm(x, weight, 1e-5, residual if added else None)
+    twin, twin_total = reference.rms_norm(x, weight, 1e-5, residual if added else None)
+    assert torch.equal(total, twin_total) and normed.dtype == twin.dtype
+    torch.testing.assert_close(normed, twin, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(CASES))
+def test_confidence(seed):
+    v, temperature = ((41, 150, 64)[seed % 3], (0.0, 0.7, 0.0, 1e-6)[seed % 4])
+    mask_id, keep_mask = ((37, True), (37, False), (0, True), (None, True))[seed // 2 % 4]
+    x, where = draw.logits(seed, 8, v, mask_id), draw.address(seed, 8)
+    x[6, 2], x[7, v - 1] = float("nan"), float("inf")
+    found, twin = (
+        room.confidence(x, mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **where)
+        for room in (pick, reference)
+    )
+    assert found.finite.tolist() == twin.finite.tolist() == [True] * 6 + [False] * 2
+    for key in ("token", "first_token"):
+        assert torch.equal(getattr(found, key)[:6], getattr(twin, key)[:6]), key
+    for key in ("p", "first", "second", "entropy"):
+        torch.testing.assert_close(getattr(found, key)[:6], getattr(twin, key)[:6], atol=2e-6, rtol=1e-5)
+    assert ((found.token >= 0) & (found.token < v)).all()  # of broken rows too: safe to look up
+
+
+@pytest.mark.usefixtures("small")
+def test_confidence_where_nothing_is_left_to_choose():
+    x = torch.full((2, 130), float("-inf"))
+    x[:, 70] = 1.0
+    found = dispatch.confidence(x, mask_id=70, keep_mask=True)
+    assert not found.finite.any()
+    assert dispatch.confidence(x, mask_id=71).token.tolist() == [70, 70]
+
+
+@triton.jit
+def noise_of(out, seed, sample, step, position, WIDTH: tl.constexpr):
+    row = tl.program_id(0)
+    address = (tl.load(seed + row), tl.load(sample + row), tl.load(step + row), tl.load(position + row))
+    noise = pick.gumbel(*address, tl.arange(0, WIDTH // 4), WIDTH)
+    tl.store(out + row * WIDTH + tl.arange(0, WIDTH), noise)
+
+
+def test_noise_has_the_addresses_of_the_diffusion_room():
+    where, out = draw.address(4, 6), torch.empty(6, 256)
+    noise_of[(6,)](out, *where.values(), 256)
+    torch.testing.assert_close(out, rng.gumbel(**where, vocab_size=256), atol=1e-6, rtol=1e-6)
+
+
+@triton.jit
+def small_of(out, word, WIDTH: tl.constexpr):
+    at = tl.arange(0, WIDTH)
+    tl.store(out + at, pick.small(tl.load(word + at).to(tl.uint32)))
+
+
+def test_words_become_numbers_as_through_double_precision():
+    edges = [2**i + d for i in range(2, 32) for d in (-3, -2, -1, 0, 1, 2, 3)] + [2**32 - i for i in range(1, 200)]
+    word = torch.tensor((edges + [2**25 + i for i in range(200)])[:512])
+    out = torch.empty(512)
+    small_of[(1,)](out, word, 512)
+    assert torch.equal(out, ((word.double() + 0.5) / 2**32).float().clamp_max(1 - 2**-24))

@@ -1,0 +1,33 @@
+"""Runs interpreted.py: Triton's interpreter is chosen before a kernel is defined, so it needs a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("cases", [6, pytest.param(80, marks=pytest.mark.slow)])
+def test_kernels_equal_their_twins_under_the_interpreter(cases):
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'dlm[gpu]'")
+    here = Path(__file__)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(here.with_name("interpreted.py")),
+    ]
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    done = subprocess.run(
+        command,
+        cwd=here.parents[2],
+        env={**ours, "TRITON_INTERPRET": "1", "DLM_KERNEL_CASES": str(cases)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,0 +1,178 @@
+"""Recording by the engine, and what a trace and its model allow: verify, force, fork."""
+
+import numpy as np
+import pytest
+import torch
+
+import dlm
+from dlm.errors import UserError
+from tests.inference.tiny import text_lm, tiny_lm
+
+MASK = 63
+SDAR = {"model_type": "sdar", "attention": "block_causal", "block_length": 4}
+LLAMA = {
+    "model_type": "llama",
+    "attention": "causal",
+    "shifted_logits": True,
+    "mask_token_id": None,
+    "mask_in_softmax": False,
+}
+SETTINGS: dict[str, tuple[dict, dict]] = {
+    "plain": ({}, {"gen_length": 12, "block_length": 4, "steps": 6}),
+    "warm": (
+        {},
+        {"gen_length": 12, "block_length": 6, "temperature": 1.0, "seed": 3, "rule": "threshold", "threshold": 0.4},
+    ),
+    "dual": ({}, {"gen_length": 16, "block_length": 4, "cache": "dual", "rule": "threshold", "threshold": 0.4}),
+    "guided": ({}, {"gen_length": 8, "cfg_scale": 0.5, "rule": "margin"}),
+    "edited": ({}, {"gen_length": 12, "steps": 4, "edit_threshold": 0.25, "remask_threshold": 0.2, "temperature": 1.0}),
+    "credit": ({}, {"gen_length": 12, "rule": "credit", "threshold": 0.3}),
+    "exact": (SDAR, {"gen_length": 12, "rule": "threshold", "threshold": 0.4, "temperature": 0.7}),
+    "open": (SDAR, {"gen_length": "auto", "max_gen_length": 12, "rule": "random"}),
+    "multi": (SDAR, {"gen_length": 16, "strategy": "multi_block", "rule": "entropy_threshold"}),
+    "causal": (LLAMA, {"gen_length": 6}),
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    with dlm.TraceStore(tmp_path / "traces.db") as store:
+        yield store
+
+
+def states_of(lm, prompt, **settings) -> list[list[int]]:
+    events = []
+    dlm.generate(lm, [prompt], on_step=events.append, **settings)
+    return [event.canvas[0, : event.lengths[0]].tolist() for event in events]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_state_is_the_one_the_sampler_had(name, store):
+    fields, settings = SETTINGS[name]
+    lm = tiny_lm(4, spread=0.4, **fields)
+    store.keep = ("confidence", "topk", "digests")
+    result = dlm.generate(lm, [[1, 2, 3, 4, 5]], trace=store, request_ids=["a"], **settings)[0]
+    trace = store["a"]
+    trace.check()
+    expected = states_of(lm, [1, 2, 3, 4, 5], **settings)
+    assert trace.num_steps == len(expected)
+    for k, canvas in enumerate(expected, start=1):
+        assert trace.state(k)[: trace.length_at(k)].tolist()[: len(canvas)] == canvas
+    assert trace.tokens[5 : 5 + len(result.tokens)].tolist() == result.tokens
+    assert trace.steps[5 : 5 + len(result.tokens)].tolist() == result.steps
+    assert trace.meta["nfe"] == result.nfe and trace.meta["model"] == "tiny"
+    made = trace.first_step >= 0
+    assert np.isfinite(trace.confidence[: trace.length][made & (trace.first_step < 2**31 - 1)].astype(float)).all()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_rerun_is_identical_and_a_fork_with_nothing_changed_is_the_original(name, store):
+    fields, settings = SETTINGS[name]
+    lm = tiny_lm(4, spread=0.4, **fields)
+    dlm.generate(lm, [[1, 2, 3, 4, 5]], trace=store, request_ids=["a"], **settings)
+    trace = store["a"]
+    report = dlm.replay.verify(lm, trace)
+    assert report.identical and not report.environment, str(report)
+    assert str(report) == f"identical at {trace.num_steps} of {trace.num_steps} steps"
+    for step in (0, 1, trace.num_steps // 2, trace.num_steps):
+        child = dlm.replay.fork(lm, trace, step=step)
+        assert np.array_equal(child.states(), trace.states())
+        assert child.meta["parent"] == "a" and child.meta["parent_step"] == step and child.request_id != "a"
+
+
+def test_a_fork_with_another_seed_shares_the_first_states_and_no_more(store):
+    lm = tiny_lm(2, spread=0.1)
+    dlm.generate(lm, [[1, 2]], trace=store, request_ids=["a"], gen_length=16, steps=16, temperature=2.0)
+    trace = store["a"]
+    for step in (0, 5, 11):
+        child = dlm.replay.fork(lm, trace, step=step, seed=9, request_id=f"b{step}")
+        assert np.array_equal(child.states()[: step + 1], trace.states()[: step + 1])
+        assert not np.array_equal(child.state(step + 1), trace.state(step + 1))
+        store.put(child).result()
+        assert dlm.replay.verify(lm, store[f"b{step}"]).request_id == f"b{step}"
+    with pytest.raises(UserError, match="block_length cannot change in the middle"):
+        dlm.replay.fork(lm, trace, step=2, block_length=4)
+    with pytest.raises(UserError, match="step = 17"):
+        dlm.replay.fork(lm, trace, step=17)
+
+
+def test_a_nudged_weight_is_found_at_the_step_and_position_it_tells(store):
+    lm = tiny_lm(6, spread=0.4)
+    dlm.generate(lm, [[1, 2]], trace=store, request_ids=["a"], gen_length=8, steps=8)
+    trace = store["a"]
+    target = int(np.flatnonzero(trace.first_step == 4)[0])
+    runner = 11 if trace.tokens[target] != 11 else 12
+    calls = []
+
+    def lift(module, inputs, logits):
+        calls.append(len(logits))
+        if len(calls) == 5:  # the fifth step alone: by construction
+            logits = logits.clone()
+            logits[:, runner] += 50.0
+        return logits
+
+    hook = lm.network.lm_head.register_forward_hook(lift)
+    report = dlm.replay.verify(lm, trace)
+    hook.remove()
+    assert not report.identical and report.same_steps == 4
+    assert report.actual == runner or report.recorded == trace.tokens[report.position]
+    with torch.no_grad():
+        lm.network.lm_head.weight[3, 0] += 1e-3
+    assert "weights" in dlm.replay.verify(lm, trace).environment
+
+
+def test_forcing_gives_the_log_probability_of_what_was_committed(store):
+    lm = tiny_lm(1, spread=0.4)
+    dlm.generate(lm, [[1, 2]], trace=store, request_ids=["a"], gen_length=6, steps=6)
+    trace = store["a"]
+    forced = dlm.replay.force(lm, trace)
+    for position in range(2, 8):
+        step = int(trace.steps[position])
+        with torch.no_grad():
+            p = lm.network(torch.tensor(trace.state(step)[None]).long())[0, position].softmax(-1)
+        assert forced.log_probability[position] == pytest.approx(float(p[trace.tokens[position]].log()), abs=5e-3)
+    assert np.isnan(forced.log_probability[:2]).all()
+    assert forced.total == pytest.approx(np.nansum(forced.log_probability))
+
+
+def test_a_batch_gives_each_request_the_trace_it_has_alone(store):
+    lm = tiny_lm(3)
+    settings = {
+        "gen_length": 12,
+        "block_length": 6,
+        "temperature": 1.0,
+        "rule": "threshold",
+        "threshold": 0.4,
+        "seed": 11,
+    }
+    prompts = [[i + 1] * (1 + i % 5) + [i] for i in range(8)]
+    dlm.generate(lm, prompts, trace=store, request_ids=[f"crowd{i}" for i in range(8)], **settings)
+    for i, prompt in enumerate(prompts):
+        dlm.generate(lm, [prompt], trace=store, request_ids=[f"alone{i}"], **settings)
+        assert np.array_equal(store[f"crowd{i}"].states(), store[f"alone{i}"].states())
+
+
+def test_holes_are_recorded_and_run_again(store):
+    lm = tiny_lm(3)
+    dlm.infill(lm, [[1, MASK, MASK, 4, 5, MASK, 7]], trace=store, request_ids=["a"], steps=3)
+    trace = store["a"]
+    assert trace.state(0).tolist() == [1, MASK, MASK, 4, 5, MASK, 7]
+    assert dlm.replay.verify(lm, trace).identical
+
+
+def test_ids_are_random_unless_given_and_a_taken_one_is_refused_before_work(store):
+    lm = text_lm()
+    first, second = (dlm.generate(lm, ["hello"], gen_length=4, trace=store)[0] for _ in range(2))
+    assert first.request_id != second.request_id and first.request_id in store and second.request_id in store
+    assert store[first.request_id].text().endswith(first.text) or "�" in first.text
+    with pytest.raises(UserError, match=first.request_id):
+        dlm.generate(lm, ["hello"], gen_length=4, trace=store, request_ids=[first.request_id])
+
+
+def test_what_cannot_be_run_again_says_so(store):
+    lm = tiny_lm()
+    with store.record("foreign", prompt=[1, MASK, MASK], mask_id=MASK) as recorder:
+        recorder.step(np.array([1, 2, MASK]))
+        recorder.step(np.array([1, 2, 3]))
+    with pytest.raises(UserError, match="does not say how it was sampled"):
+        dlm.replay.verify(lm, store["foreign"])

@@ -1,0 +1,24 @@
+"""[trace]: its defaults agree with the store's, and what it refuses."""
+
+import inspect
+
+import pytest
+
+from dlm.config import check
+from dlm.errors import UserError
+from dlm.trace import TraceStore
+from dlm.trace.config import KEEPABLE, TraceConfig
+from dlm.trace.record import KEEP
+
+
+def test_defaults_are_the_stores():
+    config, store = TraceConfig(), inspect.signature(TraceStore).parameters
+    for name in ("durability", "fraction", "prompts", "queue_size"):
+        assert getattr(config, name) == store[name].default
+    assert KEEPABLE == KEEP
+
+
+@pytest.mark.parametrize("value", ["tokens+logits", ""])
+def test_granularity_is_checked(value):
+    with pytest.raises(UserError, match="cannot be kept; known: tokens, masks"):
+        check(TraceConfig, {"keep": value}, "x.toml")
