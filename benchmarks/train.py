@@ -318,7 +318,7 @@ def _ours(name: str, plan: dict[str, Any]) -> dict[str, Any]:
         run, clock = Run(config), Clock()
         step = run.optimiser_step
 
-        def timed() -> tuple[float, float]:
+        def timed() -> tuple[dict[str, float], float]:
             told = step()
             clock.tick()
             return told

@@ -41,11 +41,11 @@ def measure(config: BenchConfig, say: Say) -> Finding:
             flops = flops_a_token(run.network.config, parameters, t.length)
             ceiling = gemm_ceiling(device, torch.bfloat16 if t.precision == "bf16" else torch.float32)
             say(f"{s.config}: {parameters:,} parameters, GEMM ceiling {ceiling / 1e9:,.0f} GFLOP/s")
-            times, loss = [], 0.0
+            times, parts = [], {}
             with Peak(device) as peak:
                 for _ in range(s.warmup + s.steps):
                     started = time.perf_counter()
-                    loss, _ = run.optimiser_step()  # returns numbers, so the device has finished
+                    parts, _ = run.optimiser_step()  # returns numbers, so the device has finished
                     times.append(time.perf_counter() - started)
         finally:
             run.loader.close()
@@ -57,7 +57,7 @@ def measure(config: BenchConfig, say: Say) -> Finding:
         "tokens_per_second": speed,
         "mfu": 100 * speed * flops / ceiling / run.accelerator.num_processes,
         "step_ms": 1000 * seconds,
-        "loss": loss,
+        "loss": sum(parts.values()),
         "peak_memory_mib": peak.bytes / 2**20,
     }
     facts = {"batch_size": t.batch_size, "length": t.length, "precision": t.precision, "compile": t.compile}

@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "bound": ["Estimate", "likelihood_bound"],
-        "loss": ["masked_diffusion_loss"],
+        "loss": ["token_losses", "token_weights"],
         "noise": ["mask_tokens"],
         "rng": ["gumbel", "philox", "uniform"],
         "unmask": ["RULES"],

@@ -7,7 +7,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "config": ["TrainConfig"],
         "loop": ["TrainResult", "train"],
-        "objectives": ["OBJECTIVES"],
+        "masking": ["MASKINGS"],
+        "objective": ["Objective"],
         "optim": ["Muon"],
     },
 )

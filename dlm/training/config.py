@@ -1,15 +1,12 @@
-"""The sections of a training TOML. Knows no tensors: this module must import without torch."""
+"""Everything `dlm-train` reads, and the sections of the run itself. Knows no tensors: must import without torch."""
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dlm.data.config import DataConfig
 from dlm.models.config import ModelConfig
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from dlm.training.sections import ObjectiveConfig, Section
 
 
 class GroupConfig(Section):
@@ -89,28 +86,6 @@ class TrainSection(Section):
         default="float32", description="dtype of the final model"
     )
     resume: bool = Field(default=True, description="go on from the newest checkpoint in `out`, if there is one")
-
-
-class ObjectiveConfig(Section):
-    """What is minimised."""
-
-    name: Literal["masked_diffusion"] = Field(
-        default="masked_diffusion", description="a key of dlm.training.objectives.OBJECTIVES"
-    )
-    weighting: Literal["bound", "uniform"] = Field(
-        default="bound", description="1/p, which makes the loss the likelihood bound; or uniform"
-    )
-    antithetic: bool = Field(
-        default=True, description="spread the noise levels of a batch evenly (lower variance, same expectation)"
-    )
-    exact_count: bool = Field(default=False, description="mask an exact number of tokens instead of independently")
-    complementary: bool = Field(default=False, description="second pass on the complement of the mask")
-    truncate_probability: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="share of steps whose sequences are cut to a random length (LLaDA); pre-training only",
-    )
 
 
 class EvalConfig(Section):

@@ -20,8 +20,9 @@ from dlm.errors import UserError
 from dlm.models.lm import LM
 from dlm.models.transformer import Transformer
 from dlm.training import checkpoint
+from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
-from dlm.training.objectives import OBJECTIVES, Batch
+from dlm.training.objective import Objective
 from dlm.training.optim import build_optimizers, build_schedules
 from dlm.training.report import Report
 from dlm.training.signals import StopRequest, sum_over_processes
@@ -91,8 +92,7 @@ class Run:
             )
         self.held_out = self._held_out()
         optimizers = build_optimizers(self.network, config.optim, t.lr)
-        mask_id = self.lm.require_mask_id()
-        objective = OBJECTIVES[config.objective.name](self.network, config.objective, mask_id, t.seed, t.length)
+        objective = Objective(self.network, config.objective, t.seed, t.length)
         if t.compile:
             check_compiler(a.device)
             objective.compile_parts()
@@ -170,12 +170,12 @@ class Run:
             )
             while self.step < c.train.steps and not self.stop.anywhere(a):
                 started = time.perf_counter()
-                loss, norm = self.optimiser_step()
+                parts, norm = self.optimiser_step()
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
-                result.losses.append(loss)
+                result.losses.append(sum(parts.values()))
                 lr = float(self.schedules[0].get_last_lr()[0])
-                report.training(self.step, loss, norm, lr, self.tokens, seconds, self.seconds)
+                report.training(self.step, parts, norm, lr, self.tokens, seconds, self.seconds)
                 last = self.step == c.train.steps
                 if c.checkpoint.every and (last or self.step % c.checkpoint.every == 0):
                     self.save_checkpoint()
@@ -196,19 +196,21 @@ class Run:
         self.loader.close()
         return result
 
-    def optimiser_step(self) -> tuple[float, float]:
-        """One step over one global batch; the loss of the whole batch, and the gradient norm before clipping."""
+    def optimiser_step(self) -> tuple[dict[str, float], float]:
+        """One step over one global batch; the parts of the whole batch's loss, and the gradient norm before clipping."""
         a, t = self.accelerator, self.config.train
         batch = self._batch()
-        total = torch.zeros((), device=a.device)
+        totals: dict[str, torch.Tensor] = {}
         for start in range(0, len(batch.index), self.micro):
             last = start + self.micro >= len(batch.index)
             exchange: AbstractContextManager = nullcontext() if last else a.no_sync(self.objective)
             with torch.enable_grad(), exchange:
                 with a.autocast():
-                    loss = self.objective(batch.rows(start, start + self.micro))
-                a.backward(loss * a.num_processes)  # data parallel averages gradients; shares must add up
-            total += loss.detach()
+                    parts = self.objective(batch.rows(start, start + self.micro))
+                a.backward(
+                    sum(parts.values()) * a.num_processes
+                )  # data parallel averages gradients; shares must add up
+            totals = {name: totals.get(name, 0) + part.detach() for name, part in parts.items()}
         norm = a.clip_grad_norm_(self.network.parameters(), t.clip if t.clip else float("inf"))
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
@@ -218,7 +220,7 @@ class Run:
         self.tokens += t.batch_size * t.length
         if self.ema:
             self.ema.update_parameters(self.network)
-        return sum_over_processes(a, total), float(torch.as_tensor(norm))
+        return {name: sum_over_processes(a, total) for name, total in totals.items()}, float(torch.as_tensor(norm))
 
     def _batch(self) -> Batch:
         try:
@@ -231,7 +233,8 @@ class Run:
         ids = rows["input_ids"].to(device)
         prompt = rows["prompt_mask"]
         answer = torch.ones_like(ids, dtype=torch.bool) if prompt is None else ~prompt.to(device)
-        return Batch(ids, answer, rows["index"].to(device), self.step, self.config.train.batch_size)
+        t = self.config.train
+        return Batch(ids, answer, rows["index"].to(device), self.step, t.batch_size, progress=self.step / t.steps)
 
     # --- looking at it, and the end -------------------------------------------------------------------------------
 

@@ -88,10 +88,10 @@ class Report:
             print(text, file=sys.stderr, flush=True)
 
     def training(
-        self, step: int, loss: float, norm: float, lr: float, tokens: int, seconds: float, total: float
+        self, step: int, parts: dict[str, float], norm: float, lr: float, tokens: int, seconds: float, total: float
     ) -> None:
-        """One optimiser step that took `seconds`, `total` since the run's beginning."""
-        c = self.config
+        """One optimiser step that took `seconds`, `total` since the run's beginning; the loss is the sum of its parts."""
+        c, loss = self.config, sum(parts.values())
         if step % c.log.every and step != c.train.steps:
             return
         speed = c.train.batch_size * c.train.length / seconds
@@ -102,8 +102,18 @@ class Report:
             self.say(f"step {step}  {text}")
             self.last_line = time.monotonic()
         rates = {"tokens_per_second": round(speed, 1), "mfu": round(mfu, 4)}
+        several = {f"loss/{name}": part for name, part in parts.items()} if len(parts) > 1 else {}
         self._write(
-            step, {"loss": loss, "grad_norm": norm, "lr": lr, "tokens": tokens, **rates, "seconds": round(total, 2)}
+            step,
+            {
+                "loss": loss,
+                **several,
+                "grad_norm": norm,
+                "lr": lr,
+                "tokens": tokens,
+                **rates,
+                "seconds": round(total, 2),
+            },
         )
 
     def validation(self, step: int, tokens: int, found: Estimate) -> None:

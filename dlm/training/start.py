@@ -7,6 +7,7 @@ import torch
 
 from dlm.data.tokenizer import Tokenizer, load_tokenizer
 from dlm.errors import UserError
+from dlm.models.convert import convert
 from dlm.models.lm import LM
 from dlm.models.loading import load
 from dlm.models.transformer import Transformer
@@ -14,17 +15,33 @@ from dlm.training.config import TrainConfig
 
 
 def starting_point(config: TrainConfig) -> LM:
-    """An fp32 model on the CPU, with the tokenizer whose special tokens the network is told of."""
+    """An fp32 model on the CPU whose attention is the objective's, with the tokenizer its special tokens come from."""
+    lm = _loaded(config) if config.train.init_from is not None else _new(config)
+    objective = config.objective
+    if objective.masking == "causal":
+        convert(lm, "causal")
+    elif objective.masking == "block":
+        convert(lm, "block_causal", objective.block_length)
+    elif lm.config.attention == "causal":
+        convert(lm, "bidirectional")
+    return lm
+
+
+def _loaded(config: TrainConfig) -> LM:
     t = config.train
-    if t.init_from is not None:
-        lm = load(t.init_from, dtype="float32", device="cpu")
-        if t.tokenizer is not None:
-            lm.tokenizer = load_tokenizer(t.tokenizer)
-        if t.length > lm.config.max_position_embeddings:
-            raise UserError(
-                f"train.length = {t.length} exceeds the {lm.config.max_position_embeddings} positions of train.init_from = {t.init_from!r}"
-            )
-        return lm
+    assert t.init_from is not None
+    lm = load(t.init_from, dtype="float32", device="cpu")
+    if t.tokenizer is not None:
+        lm.tokenizer = load_tokenizer(t.tokenizer)
+    if t.length > lm.config.max_position_embeddings:
+        raise UserError(
+            f"train.length = {t.length} exceeds the {lm.config.max_position_embeddings} positions of train.init_from = {t.init_from!r}"
+        )
+    return lm
+
+
+def _new(config: TrainConfig) -> LM:
+    t = config.train
     tokenizer = _tokenizer(config)
     shape, size = config.model, tokenizer.vocab_size
     if 0 < shape.vocab_size < size:
@@ -37,7 +54,11 @@ def starting_point(config: TrainConfig) -> LM:
         "pad_token_id": tokenizer.pad_token_id,
     }
     known = {name: special[name] for name in special if getattr(shape, name) is None}
-    network = Transformer(shape.model_validate({**shape.model_dump(), **known, "vocab_size": shape.vocab_size or size}))
+    known |= {
+        "vocab_size": shape.vocab_size or size,
+        "shifted_logits": shape.shifted_logits or config.objective.masking == "causal",
+    }
+    network = Transformer(shape.model_validate({**shape.model_dump(), **known}))
     network.initialise(torch.Generator().manual_seed(t.seed))
     if network.config.mask_token_id is None:
         raise UserError(

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from dlm.diffusion.noise import EPSILON, mask_probability, mask_tokens
-from dlm.training.config import ObjectiveConfig
-from dlm.training.objectives import Batch, MaskedDiffusion
+from dlm.training.batch import Batch
+from dlm.training.objective import Objective
+from dlm.training.sections import ObjectiveConfig
 from tests.diffusion.enumeration import LENGTH, MASK, exact_loss, masked_nats, tiny_network
 
 IDS = [2, 0, 3, 1]
@@ -17,14 +18,16 @@ def batch(n: int, step: int = 0, **changes) -> Batch:
                     "samples": n} | changes)  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"antithetic": False}, {"complementary": True}], ids=str)
+def loss_of(objective: Objective, rows: Batch) -> torch.Tensor:
+    return sum(objective(rows).values())
+
+
+@pytest.mark.parametrize("options", [{}, {"antithetic": False}, {"masking": "complementary"}], ids=str)
 def test_the_mean_loss_is_the_enumerated_one(options):
     network = tiny_network()
-    objective = MaskedDiffusion(
-        network, ObjectiveConfig(truncate_probability=0.0, **options), MASK, seed=0, length=LENGTH
-    )
+    objective = Objective(network, ObjectiveConfig(truncate_probability=0.0, **options), seed=0, length=LENGTH)
     with torch.no_grad():
-        losses = torch.stack([objective(batch(400, step)) for step in range(40)])
+        losses = torch.stack([loss_of(objective, batch(400, step)) for step in range(40)])
     exact = exact_loss(masked_nats(network, IDS), LENGTH)
     assert abs(losses.mean().item() - exact) < 4 * losses.std().item() / 40**0.5
     assert losses.std().item() / 40**0.5 / exact < 0.02
@@ -33,30 +36,26 @@ def test_the_mean_loss_is_the_enumerated_one(options):
 def test_exact_counts_have_the_same_mean_up_to_rounding_and_uniform_weights_count_every_token_twice():
     network = tiny_network()
     exact = exact_loss(masked_nats(network, IDS), LENGTH)
-    objective = MaskedDiffusion(
-        network, ObjectiveConfig(truncate_probability=0.0, exact_count=True), MASK, seed=0, length=LENGTH
-    )
+    objective = Objective(network, ObjectiveConfig(truncate_probability=0.0, exact_count=True), seed=0, length=LENGTH)
     with torch.no_grad():
-        mean = torch.stack([objective(batch(400, step)) for step in range(20)]).mean().item()
+        mean = torch.stack([loss_of(objective, batch(400, step)) for step in range(20)]).mean().item()
     assert mean == pytest.approx(exact, rel=0.05)
-    uniform = MaskedDiffusion(
-        network, ObjectiveConfig(truncate_probability=0.0, weighting="uniform"), MASK, seed=0, length=LENGTH
-    )
+    uniform = Objective(network, ObjectiveConfig(truncate_probability=0.0, weighting="uniform"), seed=0, length=LENGTH)
     masks = mask_tokens(torch.tensor([IDS]), torch.arange(1), MASK, seed=0, step=4,
                         probability=mask_probability(torch.arange(1), seed=0, step=4, antithetic=True, batch=1)).masked  # fmt: skip
     nats = masked_nats(network, IDS)[tuple(masks[0].tolist())]
-    assert uniform(batch(1, step=4)).item() == pytest.approx(2 * nats / LENGTH, rel=1e-5)
+    assert loss_of(uniform, batch(1, step=4)).item() == pytest.approx(2 * nats / LENGTH, rel=1e-5)
 
 
 def test_the_loss_and_its_gradient_do_not_depend_on_how_a_batch_is_split():
     network = tiny_network()
-    objective = MaskedDiffusion(network, ObjectiveConfig(), MASK, seed=3, length=LENGTH)
+    objective = Objective(network, ObjectiveConfig(), seed=3, length=LENGTH)
     whole = batch(12, step=5)
-    objective(whole).backward()
+    loss_of(objective, whole).backward()
     together = [p.grad.clone() for p in network.parameters()]
-    loss = objective(whole).item()
+    loss = loss_of(objective, whole).item()
     network.zero_grad()
-    parts = [objective(whole.rows(i, i + 4)) for i in (0, 4, 8)]
+    parts = [loss_of(objective, whole.rows(i, i + 4)) for i in (0, 4, 8)]
     sum(parts).backward()
     assert sum(p.item() for p in parts) == pytest.approx(loss, rel=1e-5)
     for a, p in zip(together, network.parameters(), strict=True):
@@ -65,13 +64,13 @@ def test_the_loss_and_its_gradient_do_not_depend_on_how_a_batch_is_split():
 
 def test_a_vocabulary_in_parts_gives_the_same_loss_and_gradient(monkeypatch):
     network = tiny_network()
-    objective = MaskedDiffusion(network, ObjectiveConfig(), MASK, seed=3, length=LENGTH)
-    objective(batch(8)).backward()
+    objective = Objective(network, ObjectiveConfig(), seed=3, length=LENGTH)
+    loss_of(objective, batch(8)).backward()
     whole = [p.grad.clone() for p in network.parameters()]
-    loss = objective(batch(8)).item()
+    loss = loss_of(objective, batch(8)).item()
     network.zero_grad()
-    monkeypatch.setattr("dlm.training.objectives.ROWS_AT_ONCE", 3 * network.config.vocab_size)
-    parted = objective(batch(8))
+    monkeypatch.setattr("dlm.training.objective.LOGITS_AT_ONCE", 3 * network.config.vocab_size)
+    parted = loss_of(objective, batch(8))
     parted.backward()
     assert parted.item() == pytest.approx(loss, rel=1e-6)
     for a, p in zip(whole, network.parameters(), strict=True):
@@ -83,8 +82,8 @@ def test_a_prompt_is_never_masked_and_the_answer_is_averaged_over_its_own_length
     answer = torch.tensor([[False, False, True, True]]).repeat(8, 1)
     noised = mask_tokens(torch.tensor([IDS]).repeat(8, 1), torch.arange(8), MASK, seed=0, step=0, maskable=answer)
     assert not noised.masked[:, :2].any() and noised.masked[:, 2:].any()
-    objective = MaskedDiffusion(network, ObjectiveConfig(truncate_probability=1.0), MASK, seed=0, length=LENGTH)
-    losses = [objective(batch(100, step, answer=answer[:1].repeat(100, 1))).item() for step in range(30)]
+    objective = Objective(network, ObjectiveConfig(truncate_probability=1.0), seed=0, length=LENGTH)
+    losses = [loss_of(objective, batch(100, step, answer=answer[:1].repeat(100, 1))).item() for step in range(30)]
     table = masked_nats(network, IDS)
     t = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
     p = (1 - EPSILON) * t + EPSILON

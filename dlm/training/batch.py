@@ -1,0 +1,29 @@
+"""The rows of one optimiser step, as objectives see them. Knows nothing of where they come from or of the loss."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one optimiser step: ids (b, l); where a loss may be taken (b, l); each row's global number (b,)."""
+
+    input_ids: Tensor
+    answer: Tensor
+    index: Tensor
+    step: int
+    samples: int  # sequences of the whole step, over all processes
+    progress: float = 0.0  # share of the run that is done, for curricula
+    order: Tensor | None = None  # (b, l): when a decoder committed each token, counted from 0; trajectories have it
+
+    def rows(self, start: int, stop: int) -> "Batch":
+        """Rows start..stop as a batch of the same step."""
+        cut = slice(start, stop)
+        order = None if self.order is None else self.order[cut]
+        return replace(self, input_ids=self.input_ids[cut], answer=self.answer[cut], index=self.index[cut], order=order)
+
+    def until(self, length: int) -> "Batch":
+        """The first `length` tokens of every row."""
+        order = None if self.order is None else self.order[:, :length]
+        return replace(self, input_ids=self.input_ids[:, :length], answer=self.answer[:, :length], order=order)

@@ -1,0 +1,13 @@
+"""How training corrupts text: one small file for each value of `objective.masking`. Knows no optimiser and no loop."""
+
+from dlm.training.masking.causal import CausalMasking
+from dlm.training.masking.random import ComplementaryMasking, RandomMasking
+from dlm.training.masking.view import Masking, View
+
+MASKINGS = {
+    "random": RandomMasking,
+    "complementary": ComplementaryMasking,
+    "causal": CausalMasking,
+}
+
+__all__ = ["MASKINGS", "Masking", "View"]

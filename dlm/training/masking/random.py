@@ -1,0 +1,63 @@
+"""Tokens masked independently at a random level: LLaDA's and MDLM's objective, and its complementary form."""
+
+import torch
+
+from dlm.diffusion.loss import token_weights
+from dlm.diffusion.noise import mask_probability, mask_tokens
+from dlm.diffusion.rng import Purpose, uniform
+from dlm.models.config import ModelConfig
+from dlm.training.batch import Batch
+from dlm.training.masking.view import View
+from dlm.training.sections import ObjectiveConfig
+
+
+class RandomMasking:
+    """t ~ U(0, 1) a sequence, each token of the answer masked with probability t (LLaDA eq. 3; MDLM eq. 10).
+
+    With prompt masks this is LLaDA's SFT objective.
+    """
+
+    def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
+        assert model.mask_token_id is not None
+        self.config, self.mask_id, self.seed = config, model.mask_token_id, seed
+        self.passes = (False,)
+
+    def views(self, batch: Batch) -> list[View]:
+        """One view, or two that mask each token of the answer once between them."""
+        c = self.config
+        if batch.answer.all() and c.truncate_probability:
+            batch = self._truncate(batch)
+        p = mask_probability(batch.index, seed=self.seed, step=batch.step, antithetic=c.antithetic, batch=batch.samples)
+        views = []
+        for complementary in self.passes:
+            noised = mask_tokens(
+                batch.input_ids,
+                batch.index,
+                self.mask_id,
+                seed=self.seed,
+                step=batch.step,
+                maskable=batch.answer,
+                probability=p,
+                exact_count=c.exact_count,
+                complementary=complementary,
+            )
+            # 2 is 1/p at the mean noise level: the scale of `uniform`, which is a training weight and not a bound
+            weight = noised.weight if c.weighting == "bound" else torch.full_like(noised.weight, 2.0)
+            weight = token_weights(weight, batch.answer, batch.samples) / len(self.passes)
+            views.append(View(noised.input_ids, batch.input_ids, noised.masked, weight))
+        return views
+
+    def _truncate(self, batch: Batch) -> Batch:
+        """One step in a hundred sees sequences of a random length (LLaDA, appendix B.1), the same in every process."""
+        draw = uniform(Purpose.LENGTH, seed=self.seed, step=batch.step, position=torch.arange(2))
+        if draw[0] >= self.config.truncate_probability:
+            return batch
+        return batch.until(1 + int(draw[1] * batch.input_ids.shape[1]))
+
+
+class ComplementaryMasking(RandomMasking):
+    """Two passes a step, the second on the complement of the first one's mask: every token is learned from."""
+
+    def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
+        super().__init__(config, model, seed)
+        self.passes = (False, True)
