@@ -136,6 +136,10 @@ class EngineConfig(BaseModel):
     )
     max_num_tokens: int = Field(default=8192, ge=1, description="Positions in one forward, at most.")
     max_num_requests: int = Field(default=256, ge=1, description="Requests under way at a time, at most.")
+    deterministic: bool = Field(
+        default=False,
+        description="Matrix products in pieces of one size, so that logits do not depend on the batch, bit for bit; slower.",
+    )
 
 
 class JobConfig(BaseModel):

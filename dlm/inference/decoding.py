@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     memory_fraction: float
     max_num_tokens: int
     max_num_requests: int
+    deterministic: bool
     remasking: Literal["low_confidence", "random"]
     """LLaDA's name for `rule`."""
 

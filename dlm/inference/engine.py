@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Sized
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from dlm.inference.scheduler import Scheduler, Turn
 from dlm.inference.sequence import Decision, Script, Sequence
 from dlm.inference.texts import TextStream, result_of
 from dlm.models.attention import Attend
+from dlm.models.deterministic import FixedRows
 from dlm.models.lm import LM
 from dlm.models.packing import pack
 
@@ -85,6 +87,7 @@ class Engine:
         refresh_interval: int | None = None,
         cache_delay: int = 1,
         memory_fraction: float = 0.8,
+        deterministic: bool = False,
         trace: Store | None = None,
         on_step: OnStep | None = None,
     ) -> None:
@@ -168,7 +171,7 @@ class Engine:
             if training:
                 network.eval()
             try:
-                with torch.inference_mode():
+                with torch.inference_mode(), FixedRows() if self.config.deterministic else nullcontext():
                     self._forward(self.scheduler.schedule())
             finally:
                 if training:

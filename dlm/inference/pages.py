@@ -31,7 +31,8 @@ class PagePool:
 
     A page is blank, used by one or more requests, or cached: of no user, but found by the digest of what it holds
     until its room is needed (least recently used first). Runs of neighbouring pages are preferred, so that a CPU can
-    read a request's keys as one view.
+    read a request's keys as one view. Only what is final is shared, and nobody writes it again: no page is ever
+    copied for being shared.
     """
 
     def __init__(
@@ -100,14 +101,6 @@ class PagePool:
 
     def find(self, digest: bytes) -> int | None:
         return self.pages.get(digest)
-
-    def writable(self, page: int) -> bool:
-        """Whether one request alone owns the page."""
-        return bool(self.users[page] == 1) and page not in self.digests
-
-    def copy(self, source: int, target: int) -> None:
-        self.k[:, target] = self.k[:, source]
-        self.v[:, target] = self.v[:, source]
 
     def read(self, pages: Sequence[int]) -> Tensor:
         """A copy of these pages in the host's memory, (2, layers, pages, page_size, g, e)."""

@@ -8,7 +8,7 @@ import torch
 
 import dlm
 from dlm.errors import UserError
-from dlm.inference import attend
+from dlm.inference import attend, decide
 from dlm.inference.decoding import continuations, infillings
 from dlm.inference.reference import sample
 
@@ -188,6 +188,30 @@ def test_alone_in_a_crowd_and_after_preemption(cache, temperature):
     assert tokens(together) == tokens(alone)
     assert [r.steps for r in together] == [r.steps for r in alone]
     assert engine.stats().pages_used == 0
+
+
+@pytest.mark.parametrize("family", ["llada", "sdar"])
+def test_deterministic_logits_are_bit_for_bit_those_of_the_request_alone(family, monkeypatch):
+    lm = tiny_lm(**FAMILIES[family], hidden_size=64)
+    seen: dict[str, list[torch.Tensor]] = {}
+
+    def listening(network, hidden, group, asked):
+        logits = decide_logits(network, hidden, group, asked)
+        parts = logits.split([int(a.sum()) for a in asked])
+        for question, part in zip(group, parts, strict=True):
+            seen.setdefault(question.sequence.request.request_id, []).append(part.clone())
+        return logits
+
+    decide_logits = decide._logits
+    monkeypatch.setattr(decide, "_logits", listening)
+    names = [str(i) for i in range(9)]
+    work = continuations(lm, prompts(9), {"gen_length": 16, "block_length": 4, **RULE}, where="", request_ids=names)
+    drive(lm, work, deterministic=True)
+    together = dict(seen)
+    for name, decoding in zip(names, work, strict=True):
+        seen.clear()
+        drive(lm, [decoding], deterministic=True)
+        assert all(torch.equal(a, b) for a, b in zip(seen[name], together[name], strict=True))
 
 
 def test_a_prompt_longer_than_a_forward_is_read_in_pieces():

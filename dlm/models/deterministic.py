@@ -1,0 +1,33 @@
+"""Matrix products that do not depend on how many rows are multiplied together. Knows nothing of requests."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+ROWS = 32
+
+
+class FixedRows(TorchFunctionMode):
+    """While entered, every linear layer works on pieces of exactly ROWS rows, the last one filled up with zeros.
+
+    A library picks its kernel, and with it the order of additions, by the shape of a product; with one shape a row's
+    result is the same, bit for bit, whatever stands beside it. Norms and activations work row by row as it is. Not
+    covered: `grouped_mm`, which mixtures of experts use in bfloat16 on a GPU.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is F.linear:
+            return _linear(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    flat = x.reshape(-1, x.shape[-1])
+    if short := -len(flat) % ROWS:
+        flat = F.pad(flat, (0, 0, 0, short))
+    pieces = [torch._C._nn.linear(piece, weight, bias) for piece in flat.split(ROWS)]
+    out = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return out[: len(out) - short].view(*x.shape[:-1], -1)
