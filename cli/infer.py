@@ -1,5 +1,7 @@
 """`dlm-infer`: decode prompts, infill holes, solve Sudoku, chat. Knows no algorithm: it collects, calls `dlm`, and shows."""
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -53,7 +55,11 @@ def _work(config: InferConfig, options: Options) -> None:
 
     from .show import Printer, lm_of, recording
 
-    with Printer(config.output, options.value("--output")) as printer, recording(config.trace) as printer.store:
+    output, trace = options.value("--output"), config.trace
+    if int(os.environ.get("RANK", "0")) > 0:  # torchrun: all processes decode alike, the first one tells
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        output, trace = None, trace.model_copy(update={"enabled": False})
+    with Printer(config.output, output) as printer, recording(trace) as printer.store:
         for batch in batches(jobs, 1 if printer.shows_steps else config.batch_size):
             decode(lm_of(batch[0].model), batch, printer, config.engine)
 

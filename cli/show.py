@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 def lm_of(section: ModelSection) -> "LM":
     """The model of a section, loaded once."""
-    return _load(section.name, section.dtype, section.device)
+    return _load(section.name, section.dtype, section.device, section.tensor_parallel)
 
 
 @cache
-def _load(name: str, dtype: str, device: str) -> "LM":
+def _load(name: str, dtype: str, device: str, tensor_parallel: int) -> "LM":
     import dlm
 
-    return dlm.load(name, dtype=dtype, device=device)
+    return dlm.load(name, dtype=dtype, device=device, tensor_parallel=tensor_parallel)
 
 
 @contextmanager

@@ -32,6 +32,9 @@ class ModelSection(BaseModel):
         default="auto", description="Type of the weights; auto keeps the checkpoint's on a GPU and is float32 on a CPU."
     )
     device: str = Field(default="auto", min_length=1, description="auto, cpu, cuda, cuda:N or mps.")
+    tensor_parallel: int = Field(
+        default=1, ge=1, description="Processes of one node that share the layers; start them with torchrun."
+    )
 
 
 class SamplerConfig(BaseModel):

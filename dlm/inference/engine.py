@@ -96,7 +96,7 @@ class Engine:
         self.config = toml.check(EngineConfig, given, "Engine()")
         self.cache = cache_of(lm, self.config.cache)
         pages = page_count(lm, self.config)
-        self.pool = PagePool(lm.config, pages, self.config.page_size, lm.device, lm.dtype)
+        self.pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
         self.scheduler = Scheduler(self.pool, self.config, self.cache)
         self.recording = None if trace is None else Recording(trace, lm, self.config, self.cache)
         self.recorders: dict[str, Recorder] = {}

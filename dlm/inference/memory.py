@@ -20,6 +20,10 @@ def page_count(lm: LM, config: EngineConfig) -> int:
     if lm.device.type == "cpu":
         free *= SHARE_ON_HOST
     each = page_bytes(lm, config.page_size)
+    if lm.network.group is not None:  # every process must schedule alike
+        least = torch.tensor(free, dtype=torch.float64, device=lm.device)
+        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, lm.network.group)
+        free = least.item()
     useful = config.max_num_requests * 2 * -(-lm.config.max_position_embeddings // config.page_size)
     pages = min(int(free // each), useful)
     if pages < 1:
@@ -33,7 +37,7 @@ def page_count(lm: LM, config: EngineConfig) -> int:
 def page_bytes(lm: LM, page_size: int) -> int:
     """Bytes of one page: keys and values of every layer."""
     c = lm.config
-    return 2 * c.num_hidden_layers * page_size * c.num_key_value_heads * c.head_dim * lm.dtype.itemsize
+    return 2 * c.num_hidden_layers * page_size * lm.network.kv_heads * c.head_dim * lm.dtype.itemsize
 
 
 def _free_memory(device: torch.device) -> int:

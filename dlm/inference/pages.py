@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlm.models.config import ModelConfig
+from dlm.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class PagePool:
     """
 
     def __init__(
-        self, config: ModelConfig, num_pages: int, page_size: int, device: torch.device, dtype: torch.dtype
+        self, network: Transformer, num_pages: int, page_size: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        shape = config.num_hidden_layers, num_pages, page_size, config.num_key_value_heads, config.head_dim
+        c = network.config
+        shape = c.num_hidden_layers, num_pages, page_size, network.kv_heads, c.head_dim
         self.page_size, self.num_pages = page_size, num_pages
         self.k = torch.empty(shape, device=device, dtype=dtype)
         self.v = torch.empty(shape, device=device, dtype=dtype)

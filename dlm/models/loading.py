@@ -32,11 +32,13 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     revision: str | None = None,
+    tensor_parallel: int = 1,
 ) -> LM:
     """A model by bundled name, folder or hub id, ready for inference.
 
     `dtype="auto"` is the checkpoint's own on an accelerator and float32 on CPU, where half precision is slow.
     `device="auto"` is cuda, else mps, else cpu. `revision` is a branch, tag or commit of a hub id.
+    `tensor_parallel` splits the layers over so many processes of one node, started by torchrun.
     """
     folder = find(name, revision)
     where = pick_device(device)
@@ -50,8 +52,20 @@ def load(
         settings["auto_map"] = where_code
     generation, tokenizer = read_json(folder / "generation_config.json"), _tokenizer(folder)
     config = config_from_hub(settings, str(folder / "config.json"), special_ids(generation, tokenizer))
-    network = read_network(config, folder, where, pick_dtype(dtype, settings, where))
+    if tensor_parallel > 1:
+        network = _split(config, folder, where, pick_dtype(dtype, settings, where), tensor_parallel)
+    else:
+        network = read_network(config, folder, where, pick_dtype(dtype, settings, where))
     return LM(network.eval(), tokenizer, str(name), settings, generation)
+
+
+def _split(config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype, size: int) -> Transformer:
+    """This process's share of the network; the whole passes through the host's memory."""
+    from dlm.models.parallel import check_divisible, join, parallelise
+
+    check_divisible(config, size)
+    mesh, own = join(size, device)
+    return parallelise(read_network(config, folder, torch.device("cpu"), dtype), mesh, own)
 
 
 def special_ids(generation: Mapping[str, Any], tokenizer: "Tokenizer | None") -> dict[str, int | None]:

@@ -52,7 +52,7 @@ def _input_major(linear: nn.Module) -> None:
 
 
 def _plain(linear: nn.Module) -> Tensor | None:
-    """The weight of an ordinary linear layer, on a device that computes."""
-    if type(linear) is not nn.Linear or linear.weight.device.type == "meta":
+    """The weight of an ordinary linear layer, whole and on a device that computes."""
+    if type(linear) is not nn.Linear or type(linear.weight.data) is not Tensor or linear.weight.device.type == "meta":
         return None
     return linear.weight

@@ -1,6 +1,7 @@
 """The network: one plain pre-norm Transformer for every family. Knows nothing of sampling, requests or files."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,9 @@ from dlm.models.attention import Attend, Attention, AttentionSpec, RMSNorm, Rope
 from dlm.models.config import ModelConfig
 from dlm.models.moe import MoE
 from dlm.models.rope import rope_frequencies, rope_table
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class MLP(nn.Module):
@@ -50,6 +54,10 @@ class Layer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+def _one_on(hidden: Tensor) -> Tensor:
+    return torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)
+
+
 def _table(rows: int, width: int) -> nn.Embedding:
     """An embedding whose weights are still to be filled: nn.Embedding's own draw imports torch._dynamo on meta (2.7 s)."""
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
@@ -78,6 +86,10 @@ class Transformer(nn.Module):
         self.lm_head = (
             None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         )
+        self.kv_heads = config.num_key_value_heads
+        """Key and value heads in this process; fewer than the config's under tensor parallelism."""
+        self.group: ProcessGroup | None = None
+        """The processes that share the layers, under tensor parallelism."""
         # Recomputed rather than stored: never in a checkpoint, and always fp32 and right after a meta-device load.
         self.rope = None if learned else rope_frequencies(config)
 
@@ -98,11 +110,12 @@ class Transformer(nn.Module):
         valid: Bool[Tensor, "b l"] | None = None,
         attention: AttentionSpec | None = None,
         attend: Attend | None = None,
+        taps: dict[int, Tensor] | None = None,
     ) -> Float[Tensor, "*b l d"]:
         """Final hidden states, after the last norm. `valid` is False on padding.
 
         `attend` replaces dense attention, rotary positions included (see `rope_of`); the ids may then be one packed
-        row (n,) of any requests.
+        row (n,) of any requests. `taps` is filled with each layer's output, by the layer's number.
         """
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
@@ -111,11 +124,13 @@ class Transformer(nn.Module):
             x = x + self.positions(positions)
         if attend is None:
             attend = dense_attend(attention or self.attention, positions, self.rope_of(positions, x.dtype), valid)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             if self.gradient_checkpointing and self.training:
                 x = checkpoint(layer, x, attend, use_reentrant=False)
             else:
                 x = layer(x, attend)
+            if taps is not None:
+                taps[number] = x
         return self.norm(x)
 
     def rope_of(self, positions: Int[Tensor, "b l"], dtype: torch.dtype) -> Rope | None:
@@ -152,9 +167,27 @@ class Transformer(nn.Module):
         The vocabulary projection runs on those rows only.
         """
         hidden = self.hidden(input_ids, positions, valid, attention)
-        if self.config.shifted_logits:
-            hidden = torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)
-        return self.suppress(self.head(hidden[rows]))
+        return self.suppress(self.head(self.states(hidden, attention)[rows]))
+
+    def states(
+        self, hidden: Float[Tensor, "b m d"], attention: AttentionSpec | None = None, shifted: bool | None = None
+    ) -> Float[Tensor, "b l d"]:
+        """For each position the state that predicts its token: its own, or the one before it in shifted families.
+
+        Of two streams it is the noisy one's; but what stands before a block is clean by the time the block is decoded.
+        `shifted` = None is as the network was made. The first position has none before it, and is predicted by its own.
+        """
+        spec, shifted = attention or self.attention, self.config.shifted_logits if shifted is None else shifted
+        noisy, clean = hidden.chunk(2, dim=1) if spec.kind == "two_stream" else (hidden, None)
+        if not shifted:
+            return noisy
+        before = _one_on(noisy)
+        if clean is not None:
+            assert spec.block_length is not None
+            position = torch.arange(noisy.shape[1], device=hidden.device)
+            first = (position % spec.block_length == 0) & (position > 0)
+            before = torch.where(first[:, None], _one_on(clean), before)
+        return before
 
     def suppress(self, logits: Float[Tensor, "n v"], always: bool = False) -> Float[Tensor, "n v"]:
         """The mask token's logit set to minus infinity; unless `always`, not where the family's own code leaves it in.
