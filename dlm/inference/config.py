@@ -143,6 +143,9 @@ class EngineConfig(BaseModel):
         default=False,
         description="Matrix products in pieces of one size, so that logits do not depend on the batch, bit for bit; slower.",
     )
+    cuda_graphs: bool = Field(
+        default=False, description="Record a block's step once and replay it; saves the host's launches, on CUDA only."
+    )
 
 
 class JobConfig(BaseModel):

@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     max_num_tokens: int
     max_num_requests: int
     deterministic: bool
+    cuda_graphs: bool
     remasking: Literal["low_confidence", "random"]
     """LLaDA's name for `rule`."""
 

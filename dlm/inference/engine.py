@@ -12,10 +12,10 @@ import torch
 from dlm import config as toml
 from dlm.diffusion.choose import BrokenLogits
 from dlm.errors import UserError
-from dlm.inference.attend import paged_attend
 from dlm.inference.config import EngineConfig
 from dlm.inference.decide import Question, decide
 from dlm.inference.decoding import Decoding, continuations, infillings
+from dlm.inference.forward import Forward, cuda_graph
 from dlm.inference.layout import Layout
 from dlm.inference.memory import page_count
 from dlm.inference.pages import PagePool
@@ -25,7 +25,6 @@ from dlm.inference.request import Generation, StepEvent
 from dlm.inference.scheduler import Scheduler, Turn
 from dlm.inference.sequence import Decision, Script, Sequence
 from dlm.inference.texts import TextStream, result_of
-from dlm.models.attention import Attend
 from dlm.models.deterministic import FixedRows
 from dlm.models.lm import LM
 from dlm.models.packing import pack
@@ -88,6 +87,7 @@ class Engine:
         cache_delay: int = 1,
         memory_fraction: float = 0.8,
         deterministic: bool = False,
+        cuda_graphs: bool = False,
         trace: Store | None = None,
         on_step: OnStep | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Engine:
         self.texts: dict[str, TextStream] = {}
         self.news: list[Event] = []
         self.arrivals = self.finished = self.nfe = self.tokens = self.rows = 0
-        self._layout: tuple[tuple, Layout, Attend] | None = None
+        self._last: tuple[tuple, Forward] | None = None
         if not lm.network.training:
             pack(lm.network)
 
@@ -233,19 +233,19 @@ class Engine:
 
     def _forward(self, turns: list[Turn]) -> None:
         """One packed forward and what follows from it."""
-        layout, attend = self._lay_out(turns)
+        forward = self._lay_out(turns)
         ids = np.concatenate(
             [t.sequence.tokens(lane)[np.asarray(t.span.positions)] for t in turns for lane in range(t.sequence.lanes)]
         )
-        network = self.lm.network
-        hidden = network.hidden(layout.upload(ids), layout.positions, attend=attend)
+        hidden = forward(ids)
         self.nfe += 1
-        self.rows += layout.rows
-        questions = [_question(t, starts) for t, starts in zip(turns, layout.starts, strict=True) if t.span.decides]
+        self.rows += len(ids)
+        starts = forward.layout.starts
+        questions = [_question(t, rows) for t, rows in zip(turns, starts, strict=True) if t.span.decides]
         for turn in turns:
             self.scheduler.ran(turn)
         told: list[tuple[Sequence, Decision]] = []
-        for seq, answer in decide(network, hidden, questions):
+        for seq, answer in decide(self.lm.network, hidden, questions):
             if isinstance(answer, BrokenLogits):
                 self._fail(seq, str(answer))
             else:
@@ -264,13 +264,14 @@ class Engine:
             elif not seq.request.holes:
                 self._tell(seq)
 
-    def _lay_out(self, turns: list[Turn]) -> tuple[Layout, Attend]:
-        """The step's layout and attention; those of the step before where nothing moved."""
+    def _lay_out(self, turns: list[Turn]) -> Forward:
+        """The step's forward; that of the step before where nothing moved."""
         key = tuple((t.sequence.number, t.sequence.version, t.span) for t in turns)
-        if self._layout is None or self._layout[0] != key:
-            layout = Layout(turns, self.pool, self.lm.network)
-            self._layout = key, layout, paged_attend(layout)
-        return self._layout[1:]
+        if self._last is None or self._last[0] != key:
+            network = self.lm.network
+            graphs = self.config.cuda_graphs and self.lm.device.type == "cuda"
+            self._last = key, Forward(network, Layout(turns, self.pool, network), cuda_graph if graphs else None)
+        return self._last[1]
 
     def _tell(self, seq: Sequence) -> None:
         stream = self.texts[seq.request.request_id]

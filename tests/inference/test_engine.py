@@ -9,7 +9,9 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.inference import attend, decide
+from dlm.inference import engine as engine_module
 from dlm.inference.decoding import continuations, infillings
+from dlm.inference.forward import Forward
 from dlm.inference.reference import sample
 
 from . import oracle
@@ -132,7 +134,7 @@ def test_the_kernels_twins_give_the_same_tokens(family, monkeypatch):
         **RULE,
     }
     viewed = dlm.generate(lm, prompts(5), page_size=4, **settings)
-    monkeypatch.setattr("dlm.inference.engine.paged_attend", attend._kernels)
+    monkeypatch.setattr("dlm.inference.forward.paged_attend", attend._kernels)
     assert tokens(dlm.generate(lm, prompts(5), page_size=4, **settings)) == tokens(viewed)
 
 
@@ -212,6 +214,23 @@ def test_deterministic_logits_are_bit_for_bit_those_of_the_request_alone(family,
         seen.clear()
         drive(lm, [decoding], deterministic=True)
         assert all(torch.equal(a, b) for a, b in zip(seen[name], together[name], strict=True))
+
+
+def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(monkeypatch):
+    lm = tiny_lm()
+    work = continuations(lm, prompts(5), {"gen_length": 16, "block_length": 8, "steps": 16}, where="")
+    plain = tokens(drive(lm, work, cache="dual"))
+    recorded = []
+
+    def record(run):  # as a CUDA graph does: the same tensors every time, whatever they hold by then
+        result = torch.empty_like(run())
+        recorded.append(result.shape)
+        return lambda: result.copy_(run()), result
+
+    monkeypatch.setattr(engine_module, "Forward", lambda network, layout, _: Forward(network, layout, record))
+    engine = dlm.Engine(lm, cache="dual")
+    assert tokens(engine.run(work)) == plain
+    assert len(recorded) == 2 and engine.nfe == 16  # one a block
 
 
 def test_a_prompt_longer_than_a_forward_is_read_in_pieces():

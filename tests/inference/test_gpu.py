@@ -1,0 +1,21 @@
+"""The engine on a GPU: recorded steps decide what launched ones decide, and a request its own whatever the company."""
+
+import pytest
+
+import dlm
+
+from .test_engine import FAMILIES, prompts, tiny_lm, tokens
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("family", ["llada", "sdar"])
+@pytest.mark.parametrize("cache", ["none", "auto", "dual"])
+def test_recorded_steps_give_the_tokens_of_launched_ones(family, cache):
+    if family == "sdar" and cache == "dual":
+        pytest.skip("a block-causal family has the exact cache")
+    lm = tiny_lm(**FAMILIES[family], head_dim=64)
+    lm.network.to("cuda")
+    settings = {"gen_length": 32, "block_length": 8, "steps": 32, "cache": cache}
+    plain = tokens(dlm.generate(lm, prompts(9), **settings))
+    assert tokens(dlm.generate(lm, prompts(9), cuda_graphs=True, **settings)) == plain
