@@ -8,6 +8,7 @@
 
 Contenders take turns, so that ratios are taken under the same load; times are CPU time on a CPU (of one thread unless
 `--threads` says more: then wall-clock). "floor" is nothing but the matrix products of the same rows. Weights are random.
+Eight together are timed by both clocks: on a busy machine threads that wait for each other stretch wall-clock time.
 """
 
 import argparse
@@ -30,6 +31,9 @@ import dlm
 from dlm.models import LM, ModelConfig, Transformer
 
 RESULTS = Path(__file__).parent / "results"
+Job = Callable[[], Any]
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+FLOOR_FORWARDS = 20
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "heads": 4, "intermediate_size": 704, "vocab_size": 1024},
     "llada-8b": {
@@ -46,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     torch.set_num_threads(options.threads)
     lm = make(options)
-    report: dict[str, Any] = {"machine": machine(lm), "options": {k: str(v) for k, v in vars(options).items()}}
+    told = {key: value for key, value in vars(options).items() if key not in ("peer_path", "output")}
+    report: dict[str, Any] = {"machine": machine(lm), "options": told}
     if options.roofline:
         report["roofline"] = roofline(lm, options)
     elif options.batch:
@@ -124,17 +129,16 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     prompt = _prompt(lm, options.prompt)
     rule = {} if options.threshold is None else {"rule": "threshold", "threshold": options.threshold}
     numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
-    jobs: dict[str, Callable[[], tuple[list[int], int]]] = {}
-    for cache in options.caches:
+    theirs = _peer(lm, prompt, options) if options.peer_path else {}
+    jobs: dict[str, Job] = {}
+    for cache in options.caches:  # those that are compared run one after the other
         jobs[f"ours {cache}"] = lambda cache=cache: _ours(dlm.generate(lm, [prompt], cache=cache, **numbers, **rule))
-    if options.peer_path:
-        jobs |= {name: job for name, job in _peer(lm, prompt, options).items() if name.split()[1] in options.caches}
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    facts: dict[str, tuple[list[int], int]] = {}
-    for _ in range(options.rounds):
-        for name, job in jobs.items():
-            times[name].append(_timed(job, facts, name, options))
-    floor = _floor(lm, options.block, options)
+        if cache in theirs:
+            jobs[f"theirs {cache}"] = theirs[cache]
+    jobs["floor"] = lambda: _products(lm, options.block, FLOOR_FORWARDS)
+    clocks, facts = _rounds(jobs, options)
+    times = clocks[_clock(options)]
+    floors = [1e3 * seconds / FLOOR_FORWARDS for seconds in times.pop("floor")]
     rows = {}
     for name, taken in times.items():
         other = f"theirs {name.split()[1]}"
@@ -145,33 +149,70 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
             "ms_a_forward": 1e3 * min(taken) / facts[name][1],
         }
         if name.startswith("ours") and other in jobs:
-            pairs = sorted(a / b for a, b in zip(taken, times[other], strict=True))
-            rows[name] |= {"of_theirs": pairs[len(pairs) // 2], "spread": [pairs[0], pairs[-1]]}
-            rows[name]["same_tokens"] = facts[name][0] == facts[other][0]
+            rows[name] |= {"of_theirs": _ratio(taken, times[other]), "same_tokens": facts[name][0] == facts[other][0]}
         print(f"{name:14s} {rows[name]}", flush=True)
-    return {"rows": rows, "floor_ms_of_a_block_forward": floor}
+    return {"rows": rows, "floor_ms_of_a_block_forward": min(floors)}
 
 
 def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
-    """Eight requests of mixed lengths: together, and one by one."""
+    """Eight requests of mixed lengths: together, and one by one; beside them the matrix products of both, alone."""
     prompts = [_prompt(lm, options.prompt // 2 + i * options.prompt // 8, seed=i) for i in range(8)]
     numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps, "cache": "dual"}
-    facts: dict[str, tuple[list[int], int]] = {}
-    times: dict[str, list[float]] = {"together": [], "one by one": []}
-    for _ in range(options.rounds):
-        times["together"].append(
-            _timed(lambda: _ours(dlm.generate(lm, prompts, **numbers)), facts, "together", options)
-        )
-        times["one by one"].append(
-            _timed(lambda: _ours([dlm.generate(lm, [p], **numbers)[0] for p in prompts]), facts, "one by one", options)
-        )
-    small, large = _floor(lm, options.block, options), _floor(lm, 8 * options.block, options)
-    gain = statistics.median(b / a for a, b in zip(*times.values(), strict=True))
+    blocks = options.gen // options.block
+    later = options.steps // blocks - 1  # forwards of a block after the one over everything
+    lengths = [len(prompt) + options.gen for prompt in prompts]
+
+    def products(wholes: list[int], rows: int, times: int) -> None:
+        for whole in wholes:
+            _products(lm, whole, 1, asked=rows)
+        _products(lm, rows, later * times)
+
+    jobs: dict[str, Job] = {
+        "together": lambda: _ours(dlm.generate(lm, prompts, **numbers)),
+        "one by one": lambda: _ours([dlm.generate(lm, [p], **numbers)[0] for p in prompts]),
+        "products together": lambda: products([sum(lengths)], 8 * options.block, 1),  # of one block
+        "products one by one": lambda: products(lengths, options.block, 8),
+    }
+    clocks, facts = _rounds(jobs, options)
+    found: dict[str, Any] = {
+        clock: {
+            "seconds": {name: min(taken) for name, taken in times.items()},
+            "gain": _ratio(times["one by one"], times["together"]),
+            "gain_of_the_matrix_products": _ratio(times["products one by one"], times["products together"]),
+        }
+        for clock, times in clocks.items()
+    }
+    tokens = facts["together"][0]
+    return {**found, "same_tokens": tokens == facts["one by one"][0], "tokens": len(tokens)}
+
+
+def _rounds(
+    jobs: dict[str, Job], options: argparse.Namespace
+) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
+    """By each clock, the seconds of every job in every round; and what it said last.
+
+    The order turns round from one to the next, so that drift favours no one. The round before them fills caches.
+    """
+    clocks: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in jobs} for clock in CLOCKS}
+    facts: dict[str, Any] = {}
+    for number in range(options.rounds + 1):
+        for name, job in list(jobs.items())[:: -1 if number % 2 else 1]:
+            before = _now(options)
+            facts[name] = job()
+            for clock, start, end in zip(CLOCKS, before, _now(options), strict=True):
+                clocks[clock][name] += [end - start] if number else []
+        print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
+    return clocks, facts
+
+
+def _ratio(over: list[float], under: list[float]) -> dict[str, float]:
+    """Of two jobs that took turns: the median of the rounds' ratios, and how far they lie apart."""
+    pairs = sorted(a / b for a, b in zip(over, under, strict=True))
     return {
-        "seconds": {name: min(taken) for name, taken in times.items()},
-        "throughput_gain": gain,
-        "gain_of_plain_matrix_products": 8 * small / large,
-        "same_tokens": facts["together"][0] == facts["one by one"][0],
+        "median": statistics.median(pairs),
+        "low": pairs[0],
+        "high": pairs[-1],
+        "of_the_best": min(over) / min(under),
     }
 
 
@@ -184,9 +225,7 @@ def roofline(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     engine.step()  # the full pass
     taken = []
     while engine.has_work:
-        start = _now(options)
-        engine.step()
-        taken.append(_now(options) - start)
+        taken.append(_seconds(engine.step, options))
     c = lm.config
     weights = sum(p.numel() * p.element_size() for n, p in lm.network.named_parameters() if not n.startswith("embed"))
     cached = 2 * c.num_hidden_layers * options.context * c.num_key_value_heads * c.head_dim * lm.dtype.itemsize
@@ -202,7 +241,7 @@ def roofline(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _peer(lm: LM, prompt: list[int], options: argparse.Namespace) -> dict[str, Callable[[], tuple[list[int], int]]]:
+def _peer(lm: LM, prompt: list[int], options: argparse.Namespace) -> dict[str, Job]:
     """Fast-dLLM's two samplers on its own network with our weights."""
     sys.path.insert(0, str(options.peer_path / "llada"))
     import generate as theirs  # type: ignore
@@ -228,8 +267,8 @@ def _peer(lm: LM, prompt: list[int], options: argparse.Namespace) -> dict[str, C
         return out[0, len(prompt) :].tolist(), forwards
 
     return {
-        "theirs prefix": lambda: run(theirs.generate_with_prefix_cache),
-        "theirs dual": lambda: run(theirs.generate_with_dual_cache),
+        "prefix": lambda: run(theirs.generate_with_prefix_cache),
+        "dual": lambda: run(theirs.generate_with_dual_cache),
     }
 
 
@@ -237,32 +276,37 @@ def _ours(results: list[dlm.Generation]) -> tuple[list[int], int]:
     return [token for result in results for token in result.tokens], sum(result.nfe for result in results)
 
 
-def _timed(job: Callable[[], Any], facts: dict[str, Any], name: str, options: argparse.Namespace) -> float:
-    start = _now(options)
-    facts[name] = job()
-    return _now(options) - start
-
-
-def _now(options: argparse.Namespace) -> float:
+def _now(options: argparse.Namespace) -> tuple[float, ...]:
+    """What each of CLOCKS says when the device has done all it was told."""
     if options.device != "cpu":
         torch.cuda.synchronize()
-    return time.process_time() if options.device == "cpu" and options.threads == 1 else time.perf_counter()
+    return tuple(clock() for clock in CLOCKS.values())
 
 
-def _floor(lm: LM, rows: int, options: argparse.Namespace) -> float:
-    """Milliseconds of the matrix products of one forward of so many rows, half of which need logits."""
+def _seconds(job: Job, options: argparse.Namespace) -> float:
+    """Of one call, by the clock that speaks of speed."""
+    place = list(CLOCKS).index(_clock(options))
+    start = _now(options)[place]
+    job()
+    return _now(options)[place] - start
+
+
+def _clock(options: argparse.Namespace) -> str:
+    """Which of them speaks of speed: on one CPU thread its own time, which others' work moves less."""
+    return "cpu" if options.device == "cpu" and options.threads == 1 else "wall"
+
+
+def _products(lm: LM, rows: int, forwards: int, asked: int | None = None) -> None:
+    """Nothing but the matrix products of forwards of so many rows; logits of half the `asked` ones, as over a block."""
     weights = [p for _, p in lm.network.matrices()]
     inputs = {size: torch.randn(rows, size, device=lm.device, dtype=lm.dtype) for size in {w.shape[1] for w in weights}}
     head = lm.network.lm_head.weight if lm.network.lm_head is not None else lm.network.embed.weight
-    best = float("inf")
+    hidden = inputs[head.shape[1]][: max(1, (asked or rows) // 2)]
     with torch.inference_mode():
-        for _ in range(20):
-            start = _now(options)
+        for _ in range(forwards):
             for weight in weights:
                 F.linear(inputs[weight.shape[1]], weight)
-            F.linear(inputs[head.shape[1]][: max(1, rows // 2)], head)
-            best = min(best, _now(options) - start)
-    return 1e3 * best
+            F.linear(hidden, head)
 
 
 def _bandwidth(options: argparse.Namespace) -> float:
@@ -271,9 +315,7 @@ def _bandwidth(options: argparse.Namespace) -> float:
     source = torch.empty(size, dtype=torch.uint8, device=options.device)
     target, best = torch.empty_like(source), float("inf")
     for _ in range(10):
-        start = _now(options)
-        target.copy_(source)
-        best = min(best, _now(options) - start)
+        best = min(best, _seconds(lambda: target.copy_(source), options))
     return 2 * size / best
 
 

@@ -1,4 +1,4 @@
-"""`dlm-bench`: measure decoding, load, quality, kernels, training, tokenizer. Knows no measurement: it asks and shows."""
+"""`dlm-bench`: measure decoding, load, quality, kernels, training, tokenizer, traces. Knows no measurement: it asks and shows."""
 
 import sys
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ KEYS = {
     "--max-tokens": "infer.max_tokens",
     "--block-length": "infer.block_length",
     "--denoising-steps": "infer.denoising_steps",
+    "--peer-path": "trace.peer_path",
     "--output": "output.file",
     "--model": "model.name",
 }
@@ -35,6 +36,7 @@ FLAGS = (
     Flag(name="--block-length", metavar="N", help="infer: tokens denoised together."),
     Flag(name="--denoising-steps", metavar="N", help="infer: steps a block."),
     Flag(name="--skip-vanilla", sets="infer.skip_vanilla", help="infer: leave out plain decoding."),
+    Flag(name="--peer-path", metavar="FOLDER", help="trace: a checkout of DiffTrace, whose code runs beside ours."),
     Flag(name="--output", metavar="FILE", help="Where the JSON goes (bench.json)."),
 )
 

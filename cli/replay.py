@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
 
-from .trace import Parser, add_common, open_store, run
+from .trace import Parser, add_common, run
 
 if TYPE_CHECKING:
     from dlm.trace.trace import Trace
@@ -69,16 +69,19 @@ def _main(argv: Sequence[str] | None) -> int:
         raise UserError("which one? give a request id (dlm-trace ls lists them)")
     if rest and options.fork_at is None:
         raise UserError(f"command line: {rest[0]} needs --fork-at K")
-    with open_store(options.store) as store:
+    from dlm.trace.reader import TraceReader, default_path
+
+    path = Path(options.store) if options.store else default_path()
+    with TraceReader(path) as store:
         trace = store[options.id]
         trace.check()
         if trace.pieces is None:
             trace.pieces = _pieces(trace)
-        if options.verify:
-            return _verify(trace, options)
-        if options.fork_at is not None:
-            return _fork(store, trace, options, rest)
-        _show(trace, options)
+    if options.verify:
+        return _verify(trace, options)
+    if options.fork_at is not None:
+        return _fork(path, trace, options, rest)
+    _show(trace, options)
     return 0
 
 
@@ -170,16 +173,17 @@ def _verify(trace: "Trace", options: argparse.Namespace) -> int:
     return 0 if report.identical else 1
 
 
-def _fork(store: Any, trace: "Trace", options: argparse.Namespace, rest: list[str]) -> int:
+def _fork(path: Path, trace: "Trace", options: argparse.Namespace, rest: list[str]) -> int:
     """Run on from a step with other settings, and store the child."""
     if not 0 <= options.fork_at <= trace.num_steps:
         raise UserError(f"--fork-at {options.fork_at}: the trace has steps 0 to {trace.num_steps}")
     settings, lm = _settings(rest), _model(trace, options)
     from dlm import replay  # type: ignore[attr-defined]
+    from dlm.trace.store import TraceStore
 
     child = replay.fork(lm, trace, step=options.fork_at, request_id=options.name, **settings)
-    store.put(child)
-    store.flush()
+    with TraceStore(path) as store:
+        store.put(child)
     child.pieces = trace.pieces
     print(json.dumps(_told(child, None), ensure_ascii=False) if options.json else child.text())
     print(f"stored as {child.request_id}", file=sys.stderr)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 def lm_of(section: ModelSection) -> "LM":
     """The model of a section, loaded once."""
-    return _load(section.name, section.dtype, section.device, section.tensor_parallel)
+    return _load(**section.model_dump())
 
 
 @cache
-def _load(name: str, dtype: str, device: str, tensor_parallel: int) -> "LM":
+def _load(**section: Any) -> "LM":
     import dlm
 
-    return dlm.load(name, dtype=dtype, device=device, tensor_parallel=tensor_parallel)
+    return dlm.load(**section)
 
 
 @contextmanager

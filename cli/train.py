@@ -1,6 +1,7 @@
 """`dlm-train`: train a diffusion language model, or prepare its data, as a config says. Knows no algorithm."""
 
 import json
+import os
 from collections.abc import Sequence
 
 from dlm.errors import UserError
@@ -18,6 +19,11 @@ COMMAND = Command(
             metavar="FOLDER",
             help="Only write the data as tokenised Parquet shards into FOLDER, and stop.",
         ),
+        Flag(
+            name="--launch",
+            metavar="HOW",
+            help="Train on all GPUs of this machine: ddp, fsdp2, deepspeed-zero2, deepspeed-zero3, or a file of accelerate's.",
+        ),
     ),
 )
 
@@ -27,14 +33,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: TrainConfig, options: Options) -> None:
-    folder = options.value("--prepare")
+    folder, how = options.value("--prepare"), options.value("--launch")
     if folder is not None:
         _prepare(config, folder)
+    elif how is not None:
+        from dlm.training.launch import launch
+
+        files = [word for file in options.files for word in ("--config", file)]
+        launch(how, [*files, *(f"--{key}={text}" for key, text in options.overrides.items())])
     else:
         import dlm
 
         result = dlm.train(config)
-        if result.stopped_by is None:
+        if result.stopped_by is None and os.environ.get("RANK", "0") == "0":
             print(
                 f"{result.folder}: the model after {result.steps} steps; load it with dlm.load({str(result.folder)!r})"
             )

@@ -131,9 +131,9 @@ class _Script:
         for event in trace.events():
             self.events.setdefault(event.step, []).append(event)
 
-    def decision(self, seq: Sequence) -> Decision | None:
+    def decision(self, seq: Sequence, proposed: Decision) -> Decision:
         if seq.step >= self.upto:
-            return None
+            return proposed
         width = len(seq.columns)
         token, flags = np.zeros(width, np.int64), np.full(width, GIVEN)
         column = {int(position): i for i, position in enumerate(seq.columns)}

@@ -17,6 +17,7 @@ from dlm.data.config import DataConfig, TokenizerConfig
 from dlm.errors import UserError
 from dlm.fields import fields, members, type_name
 from dlm.inference.config import InferConfig
+from dlm.prepare.config import TrajectoriesConfig
 from dlm.training.config import TrainConfig
 
 
@@ -170,7 +171,7 @@ def test_shipped_configs_are_found_by_name(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", dlm.config.shipped())
 def test_every_shipped_config_is_valid(name):
-    classes = {"quickstart": InferConfig, "bench": BenchConfig}
+    classes = {"quickstart": InferConfig, "bench": BenchConfig, "prepare-trajectories": TrajectoriesConfig}
     load(classes.get(name, TokenizerConfig if name.endswith("-tokenizer") else TrainConfig), [name])
 
 

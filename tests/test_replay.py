@@ -6,6 +6,9 @@ import torch
 
 import dlm
 from dlm.errors import UserError
+from dlm.inference.decoding import continuations
+from dlm.inference.recording import listening
+from dlm.inference.reference import sample
 from tests.inference.tiny import text_lm, tiny_lm
 
 MASK = 63
@@ -63,6 +66,31 @@ def test_every_state_is_the_one_the_sampler_had(name, store):
     assert trace.meta["nfe"] == result.nfe and trace.meta["model"] == "tiny"
     made = trace.first_step >= 0
     assert np.isfinite(trace.confidence[: trace.length][made & (trace.first_step < 2**31 - 1)].astype(float)).all()
+
+
+@pytest.mark.parametrize("name", ["plain", "warm", "guided", "edited", "credit", "exact", "open", "causal"])
+def test_the_reference_sampler_leaves_the_trace_the_engine_does(name, store):
+    fields, settings = SETTINGS[name]
+    lm = tiny_lm(4, spread=0.4, **fields)
+    prompts, names = [[1, 2, 3, 4, 5], [7, 8], [9]], ["a", "b", "c"]
+    dlm.generate(lm, prompts, trace=store, request_ids=names, **settings)
+    decodings = continuations(
+        lm, prompts, dict(settings), where="", request_ids=[f"reference {name}" for name in names]
+    )
+    first, mask = decodings[0], lm.mask_id
+    recorders = {
+        d.request.request_id: store.recorder(d.request.request_id, d.request.ids, mask_id=mask, keep=("digests",))
+        for d in decodings
+    }
+    requests, on_step = [d.request for d in decodings], listening(recorders)
+    sample(lm.network, requests, first.plan, first.rule, first.settings, first.stop, on_step)
+    for name, recorder in zip(names, recorders.values(), strict=True):
+        recorder.finish()
+        theirs, ours = store[name], store[f"reference {name}"]
+        theirs.check()
+        ours.check()
+        assert [event[:4] for event in ours.events()] == [event[:4] for event in theirs.events()]
+        assert np.array_equal(ours.tokens, theirs.tokens[: ours.length]) and ours.num_steps == theirs.num_steps
 
 
 @pytest.mark.parametrize("name", SETTINGS)

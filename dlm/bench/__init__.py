@@ -1,4 +1,4 @@
-"""What users measure with `dlm-bench`: decoding, load, quality, kernels, training, tokenizer. Stands above every other room."""
+"""What users measure with `dlm-bench`: decoding, load, quality, kernels, training, tokenizer, traces. Stands above every other room."""
 
 import lazy_loader
 

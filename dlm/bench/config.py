@@ -92,14 +92,20 @@ class QualitySection(Section):
     sudoku: str = Field(default="sudoku", min_length=1, description="The Sudoku model: bundled name, folder or hub id.")
     pico: str = Field(default="pico", min_length=1, description="The model of Python: bundled name, folder or hub id.")
     puzzles: int = Field(default=100, ge=1, description="Held-out puzzles, each with one solution.")
-    lines: int = Field(default=50, ge=1, description="Held-out texts to write on from.")
-    gen_length: int = Field(default=64, ge=1, description="Tokens written after each text.")
-    block_length: int = Field(default=16, ge=1, description="Block of what is written.")
-    context: int = Field(default=160, ge=1, description="Tokens of each text that are shown.")
+    cells: int = Field(default=9, ge=1, description="Empty cells of a puzzle that make a block.")
+    lines: int = Field(default=40, ge=1, description="Held-out lines to fill in, and as many texts to write on from.")
+    context: int = Field(default=96, ge=2, description="Tokens of each text that are shown.")
+    hole_block: int = Field(default=4, ge=1, description="Tokens of a line that make a block.")
+    gen_length: int = Field(default=32, ge=1, description="Tokens written after each text.")
+    block_length: int = Field(default=8, ge=1, description="Block of what is written.")
     draws: int = Field(default=4, ge=1, description="Monte Carlo draws of the likelihood bound.")
-    caches: tuple[Cache, ...] = Field(default=("none",), min_length=1, description="Caches to compare.")
+    caches: tuple[Cache, ...] = Field(
+        default=("none", "prefix", "dual"), min_length=1, description="Caches to compare."
+    )
     strategies: tuple[Literal["whole", "block", "multi_block"], ...] = Field(
-        default=("whole", "block", "multi_block"), min_length=1, description="Strategies to compare; whole: no blocks."
+        default=("whole", "block", "multi_block"),
+        min_length=1,
+        description="Strategies to compare; whole: no blocks, and no cache.",
     )
     rules: tuple[Rule, ...] = Field(
         default=(
@@ -171,17 +177,36 @@ class TokenizerBenchSection(Section):
     file: Path | None = Field(default=None, description="A UTF-8 text file; none: the standard library.")
 
 
+class TraceBenchSection(Section):
+    """[trace]: what traces cost: bytes, microseconds, writes a second, and time of the engine that records them."""
+
+    traces: int = Field(default=10_000, ge=200, description="Traces stored for the sizes.")
+    writes: int = Field(default=2_000, ge=30, description="Traces written for each rate.")
+    tokenizer: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A tokenizer's or a model's folder, a bundled model, a hub id; none: 32,000 tokens are learnt first.",
+    )
+    requests: int = Field(default=20, ge=0, description="Requests decoded with and without recording; 0: none.")
+    gen_length: int = Field(default=64, ge=1, description="Tokens, and steps, of each.")
+    seconds: float = Field(default=1.0, gt=0, description="Time to spend on each call that is timed, at least.")
+    peer_path: Path | None = Field(
+        default=None, description="A checkout of DiffTrace: its code does the same beside ours, in this process."
+    )
+
+
 class OutputSection(Section):
     """[output]: where results go beside the tables."""
 
     file: Path | None = Field(default=Path("bench.json"), description="JSON of everything measured; none: no file.")
     plot: bool = Field(default=True, description="Draw quality against TPF beside the JSON (needs the extra `plot`).")
+    markdown: bool = Field(default=False, description="Write the tables as Markdown beside the JSON.")
 
 
 class BenchConfig(Section):
     """Everything `dlm-bench` reads. A measurement whose section is absent is left out, unless asked for by name."""
 
-    model: ModelSection = Field(default=ModelSection(), description="The model of [infer] and [load].")
+    model: ModelSection = Field(default=ModelSection(), description="The model of [infer], [load] and [trace].")
     engine: EngineConfig = Field(default=EngineConfig(), description="The engine that is measured.")
     infer: InferSection | None = Field(default=None, description="Answers to questions.")
     load: LoadSection | None = Field(default=None, description="The same as traffic.")
@@ -189,5 +214,6 @@ class BenchConfig(Section):
     kernels: KernelsSection | None = Field(default=None, description="Inner loops alone.")
     train: TrainBenchSection | None = Field(default=None, description="Training steps.")
     tokenizer: TokenizerBenchSection | None = Field(default=None, description="Text to tokens and back.")
+    trace: TraceBenchSection | None = Field(default=None, description="What traces cost.")
     output: OutputSection = Field(default=OutputSection(), description="Where results go.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads; none: torch's choice.")

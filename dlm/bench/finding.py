@@ -24,15 +24,26 @@ class Point:
     """One way of decoding: how many tokens a forward pass, and how good."""
 
     panel: str
-    """The axes it belongs to: a task and its measure of quality."""
+    """The row of axes it belongs to: a task and its measure of quality."""
+    facet: str
+    """The axes of that row: a strategy."""
     series: str
     """Drawn in one colour: a rule."""
     kind: str
-    """Drawn with one marker: a strategy and cache. Points alike in series and kind are joined by a line."""
+    """Drawn with one marker: a cache. Points of a facet that are alike in series and kind are joined by a line."""
+    label: str
+    """The rule's settings in words."""
     tpf: float
     quality: float
-    low: float | None = None
-    high: float | None = None
+    low: float
+    high: float
+    """Where chance may have moved it, at 95 %."""
+    rises: bool = True
+    """Whether more is better."""
+
+    def as_good_as(self, other: "Point") -> bool:
+        """Whether its quality is no worse than another's."""
+        return self.quality >= other.quality if self.rises else self.quality <= other.quality
 
 
 @dataclass(frozen=True, kw_only=True)

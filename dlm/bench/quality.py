@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlm.bench.config import BenchConfig, QualitySection
 from dlm.bench.finding import Finding, Point, Say, Table
+from dlm.bench.front import equal_quality, front
 from dlm.bench.infer import MakeEngine, engine_of
 from dlm.bench.load import Together, serve
 from dlm.bench.tasks import TASKS, Task, Verdict, options_of
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     **{rule: tuple({"tokens_per_step": k} for k in (1, 2, 4)) for rule in SCHEDULED},
-    "threshold": tuple({"threshold": t} for t in (0.95, 0.9, 0.7, 0.5)),
+    "threshold": tuple({"threshold": t} for t in (0.95, 0.8, 0.6, 0.4)),
     "factor": tuple({"factor": f} for f in (0.1, 0.3, 1.0)),
     "entropy_bound": tuple({"gamma": g} for g in (0.01, 0.1, 0.5)),
     "entropy_threshold": tuple({"entropy_threshold": t} for t in (0.1, 0.5, 1.0)),
-    "hierarchical": ({"threshold": 0.9, "tau_low": 0.5}, {"threshold": 0.7, "tau_low": 0.3}),
-    "credit": tuple({"threshold": t} for t in (0.9, 0.7)),
+    "hierarchical": tuple({"threshold": t, "tau_low": low} for t, low in ((0.95, 0.7), (0.8, 0.5), (0.6, 0.3))),
+    "credit": tuple({"threshold": t} for t in (0.95, 0.8, 0.6)),
 }
 """The settings each rule is tried with, the careful ones first."""
 
@@ -35,8 +36,16 @@ HEADINGS = {
     "nfe": "NFE",
     "right": "right (95 %)",
     "nats": "nats a token ≤",
+    "fresh": "new pairs",
     "throughput": "tokens/s",
+    "best": "on the front",
 }
+
+TEXT = (
+    "right: grids solved, or lines of held-out files that came back exactly. nats: the bound that the model itself gives "
+    "what it wrote; repetition lowers it, and shows as fewer new pairs of neighbouring tokens. whole: no blocks. "
+    "On the front: no other way has at least its TPF and its quality, as measured."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,54 +63,76 @@ class Way:
         words = [f"{value}/step" if key == "tokens_per_step" else f"{value:g}" for key, value in self.variant.items()]
         return f"{self.rule} {' '.join(words)}"
 
-    @property
-    def kind(self) -> str:
-        """Strategy and cache in words."""
-        return self.strategy if self.cache == "none" else f"{self.strategy}, {self.cache}"
-
 
 def ways(s: QualitySection) -> Iterator[Way]:
-    """Everything that is to be compared, in the order of the table."""
-    for cache in s.caches:
-        for strategy in s.strategies:
+    """Everything that is to be compared, in the order of the table. Without blocks there is nothing to cache."""
+    for strategy in s.strategies:
+        for cache in ("none",) if strategy == "whole" else s.caches:
             for rule in s.rules:
                 for variant in VARIANTS[rule]:
                     yield Way(strategy=strategy, cache=cache, rule=rule, variant=variant)
 
 
 def measure(config: BenchConfig, say: Say, make_engine: MakeEngine | None = None) -> Finding:
-    """Every way on every task: one table, and the points of one plot."""
+    """Every way on every task of every model: a table a model, all in one plot, and the two strategies at equal quality."""
     import dlm
 
     s = config.quality or QualitySection()
-    rows: list[dict[str, Any]] = []
+    values: dict[str, Any] = {"quality": {}}
+    tables: list[Table] = []
     points: list[Point] = []
     for name in s.models:
         lm = dlm.load(getattr(s, name), dtype=config.model.dtype, device=config.model.device)
-        task = TASKS[name](lm, s)
-        say(f"{name}: {len(task.prompts)} prompts")
-        for way in ways(s):
-            row = _one(config, lm, task, way, make_engine or engine_of)
-            rows.append(row)
-            say(f"  {way.kind:18s} {way.label:24s} " + (row.get("error") or f"TPF {row['tpf']:.2f}  {row['right']}"))
-            points += _points(row, way)
-    text = (
-        "Right: grids solved, or lines of held-out files that came back exactly. Nats: the bound that the model itself "
-        "gives what it wrote. whole: no blocks."
-    )
-    table = Table(title="Quality against tokens a forward pass", headings=HEADINGS, rows=rows, text=text)
-    return Finding(values={"quality": rows}, tables=[table], points=points)
+        rows: list[dict[str, Any]] = []
+        for kind in TASKS[name]:
+            found, drawn = _task(config, lm, kind(lm, s), make_engine or engine_of, say)
+            rows += found
+            points += drawn
+        values["quality"][name] = rows
+        shown = {key: heading for key, heading in HEADINGS.items() if any(row.get(key) is not None for row in rows)}
+        tables.append(
+            Table(title=f"{name}: quality against tokens a forward pass", headings=shown, rows=rows, text=TEXT)
+        )
+    equal = equal_quality(points)
+    if equal is not None:
+        values["equal_quality"] = equal.rows
+        tables.append(equal)
+    return Finding(values=values, tables=tables, points=points)
+
+
+def _task(
+    config: BenchConfig, lm: "LM", task: Task, make: MakeEngine, say: Say
+) -> tuple[list[dict[str, Any]], list[Point]]:
+    """The rows of one task, and their points."""
+    s = config.quality or QualitySection()
+    say(f"{task.name}: {len(task.prompts)} prompts")
+    rows: list[dict[str, Any]] = []
+    drawn: list[tuple[dict[str, Any], Point]] = []
+    for way in ways(s):
+        row = _one(config, lm, task, way, make)
+        rows.append(row)
+        quality = "  ".join(str(row[key]) for key in task.measures if key in row)
+        say(
+            f"  {way.strategy:11s} {way.cache:6s} {way.label:24s} "
+            + (row.get("error") or f"TPF {row['tpf']:.2f}  {quality}")
+        )
+        drawn += [(row, point) for point in _points(task, row, way)]
+    for measure, name in task.measures.items():
+        own = [(row, point) for row, point in drawn if point.panel == _panel(task, measure)]
+        best = front([point for _, point in own])
+        for row, point in own:
+            if point in best:
+                row["best"] = ", ".join(filter(None, (row.get("best"), name)))
+    if (truth := task.truth()) is not None:
+        rows.append({"task": task.name, "strategy": "–", "cache": "–", "rule": "the file itself", **_judged(truth)})
+    return rows, [point for _, point in drawn]
 
 
 def _one(config: BenchConfig, lm: "LM", task: Task, way: Way, make: MakeEngine) -> dict[str, Any]:
     """A row of the table; where the engine refuses the way, the row says why."""
     row: dict[str, Any] = {"task": task.name, "strategy": way.strategy, "cache": way.cache, "rule": way.label}
-    settings = [
-        options | {"seed": config.quality.seed if config.quality else 0}
-        for options in options_of(task, way.strategy, way.rule, way.variant)
-    ]
-    if task.infill:
-        settings = [options | {"infill": True} for options in settings]
+    seed = (config.quality or QualitySection()).seed
+    settings = [told | {"seed": seed} for told in options_of(task, way.strategy, way.rule, way.variant)]
     try:
         engine = make(lm, config.engine.model_copy(update={"cache": way.cache}))
         service = serve(engine, task.prompts, settings, Together())
@@ -109,35 +140,36 @@ def _one(config: BenchConfig, lm: "LM", task: Task, way: Way, make: MakeEngine) 
         return row | {"right": "not possible", "error": str(error)}
     if len(service.answered) < len(task.prompts):
         return row | {"right": "failed", "error": next(r.error for r in service.served if r.error is not None)}
-    verdict = task.judge([result for _, result in service.answered])
-    return row | _figures(service.facts(), verdict)
-
-
-def _figures(facts: dict[str, Any], verdict: Verdict) -> dict[str, Any]:
-    return {
+    facts = service.facts()
+    return row | {
         "tpf": round(facts["tpf"], 3),
         "nfe": round(facts["nfe"] / facts["num_prompts"], 1),
-        "right": str(verdict.right),
-        "rate": verdict.right.to_dict(),
-        "nats": None if verdict.nats is None else round(verdict.nats, 4),
         "throughput": round(facts["throughput"], 1),
+        **_judged(task.judge([result for _, result in service.answered])),
     }
 
 
-def _points(row: dict[str, Any], way: Way) -> Iterator[Point]:
-    if "error" in row:
-        return
-    rate = row["rate"]
-    yield Point(
-        panel=f"{row['task']}: share right",
-        series=way.rule,
-        kind=way.kind,
-        tpf=row["tpf"],
-        quality=rate["rate"],
-        low=rate["low"],
-        high=rate["high"],
-    )
-    if row["nats"] is not None:
-        yield Point(
-            panel=f"{row['task']}: nats a token", series=way.rule, kind=way.kind, tpf=row["tpf"], quality=row["nats"]
-        )
+def _judged(verdict: Verdict) -> dict[str, Any]:
+    """What the table and the file say of a verdict."""
+    row: dict[str, Any] = {}
+    if verdict.right is not None:
+        row |= {"right": str(verdict.right), "right_facts": verdict.right.to_dict()}
+    if verdict.nats is not None:
+        row |= {"nats": str(verdict.nats), "nats_facts": vars(verdict.nats)}
+    if verdict.fresh is not None:
+        row["fresh"] = round(verdict.fresh, 3)
+    return row
+
+
+def _panel(task: Task, measure: str) -> str:
+    return f"{task.name}: {task.measures[measure]}"
+
+
+def _points(task: Task, row: dict[str, Any], way: Way) -> Iterator[Point]:
+    where = {"facet": way.strategy, "series": way.rule, "kind": way.cache, "label": way.label, "tpf": row.get("tpf")}
+    if "right" in task.measures and (rate := row.get("right_facts")):
+        yield Point(panel=_panel(task, "right"), quality=rate["rate"], low=rate["low"], high=rate["high"], **where)
+    if "nats" in task.measures and (nats := row.get("nats_facts")):
+        value, error = nats["value"], nats["error"]
+        ends = {"low": value - error, "high": value + error, "rises": False}
+        yield Point(panel=_panel(task, "nats"), quality=value, **ends, **where)

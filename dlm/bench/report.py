@@ -1,22 +1,19 @@
-"""Findings made visible: tables on the screen, one JSON file, one plot. Knows no measurement."""
+"""Findings made visible: tables on the screen or in Markdown, one JSON file, one plot. Knows no measurement."""
 
 import json
 import re
-from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlm.bench.config import BenchConfig
 from dlm.bench.finding import Finding, Point, Table
-from dlm.data.atomic import replacing, write_text
+from dlm.bench.plot import draw
+from dlm.data.atomic import write_text
 from dlm.errors import UserError
+from dlm.evaluation.table import markdown
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-MARKERS, LINES = "osv^DxP*", ("-", "--", ":", "-.")
 
 
 class Report:
@@ -26,21 +23,27 @@ class Report:
         self.file = config.output.file
         if self.file is not None and not self.file.parent.is_dir():
             raise UserError(f"output.file = {self.file}: no such folder: {self.file.parent} (make it, or give another)")
-        self.draws = config.output.plot
+        self.draws, self.writes_tables = config.output.plot, config.output.markdown
         self.values: dict[str, Any] = {}
         self.head = {"machine": machine, "config": config.model_dump(mode="json", exclude_none=True)}
         self.points: list[Point] = []
+        self.tables: list[Table] = []
 
     def add(self, finding: Finding) -> None:
-        """Take in one measurement, and write the file."""
+        """Take in one measurement, and write the file; the tables beside it, where they are asked for."""
         self.values |= finding.values
         self.points += finding.points
-        if self.file is not None:
-            text = json.dumps({**self.values, **self.head}, indent=1, ensure_ascii=False)
-            try:
-                write_text(self.file, text + "\n")
-            except OSError as error:
-                raise UserError(f"output.file = {self.file}: cannot be written: {error.strerror}") from None
+        self.tables += finding.tables
+        if self.file is None:
+            return
+        texts = {self.file: json.dumps({**self.values, **self.head}, indent=1, ensure_ascii=False)}
+        if self.writes_tables:
+            texts[self.file.with_suffix(".md")] = "\n\n".join(map(in_markdown, self.tables))
+        try:
+            for file, text in texts.items():
+                write_text(file, text + "\n")
+        except OSError as error:
+            raise UserError(f"output.file = {self.file}: cannot be written: {error.strerror}") from None
 
     def plot(self) -> Path | None:
         """Draw the points beside the file; None where there is nothing to draw. Raises UserError without matplotlib."""
@@ -79,6 +82,12 @@ def rendered(table: Table) -> Any:
     return view
 
 
+def in_markdown(table: Table) -> str:
+    """Title, rows, and what a reader must know of them."""
+    rows = [{key: None if row.get(key) is None else cell(row[key]) for key in table.headings} for row in table.rows]
+    return "\n\n".join(filter(None, (f"## {table.title}", markdown(rows, table.headings), table.text)))
+
+
 def cell(value: Any) -> str:
     """A value as a table writes it."""
     if value is None:
@@ -92,52 +101,3 @@ def cell(value: Any) -> str:
 
 def _is_figure(text: str) -> bool:
     return re.fullmatch(r"–|-?[\d.,]+(?:\s?[%×].*)?", text) is not None
-
-
-def draw(points: Sequence[Point], file: Path) -> None:
-    """Quality against tokens a forward pass: a panel a task, a line a series, all in one picture."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UserError(
-            "the plot needs matplotlib: pip install 'dlm[plot]' (tables and JSON are complete; "
-            "--output.no-plot does without)"
-        ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    panels = list(dict.fromkeys(point.panel for point in points))
-    series, kinds = (list(dict.fromkeys(getattr(point, name) for point in points)) for name in ("series", "kind"))
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 5), squeeze=False)
-    colours = pyplot.get_cmap("tab10")
-    for axis, panel in zip(axes[0], panels, strict=True):
-        for (i, name), (j, kind) in product(enumerate(series), enumerate(kinds)):
-            own = [p for p in points if (p.panel, p.series, p.kind) == (panel, name, kind)]
-            if not own:
-                continue
-            own.sort(key=lambda p: p.tpf)
-            errors = None
-            if all(p.low is not None and p.high is not None for p in own):
-                errors = [[p.quality - (p.low or 0.0) for p in own], [(p.high or 0.0) - p.quality for p in own]]
-            axis.errorbar(
-                [p.tpf for p in own],
-                [p.quality for p in own],
-                errors,
-                marker=MARKERS[j % len(MARKERS)],
-                linestyle=LINES[j % len(LINES)],
-                color=colours(i % 10),
-                markersize=4,
-                elinewidth=0.5,
-                linewidth=1,
-                label=f"{name}, {kind}",
-            )
-        axis.set(xlabel="tokens a forward pass", title=panel)
-        axis.grid(alpha=0.3)
-    handles = {
-        label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.tight_layout()
-    with replacing(file) as temporary:
-        figure.savefig(temporary, dpi=130, bbox_inches="tight", format=file.suffix[1:])
-    pyplot.close(figure)

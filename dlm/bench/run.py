@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlm.bench.config import BenchConfig
 from dlm.bench.finding import Finding, Say
@@ -18,6 +18,7 @@ SUBCOMMANDS = {
     "kernels": ("kernels",),
     "train": ("train",),
     "tokenizer": ("tokenizer",),
+    "trace": ("trace",),
 }
 """Word on the command line -> sections. The first is run in any case, others where the config has them."""
 
@@ -46,10 +47,10 @@ def measure(config: BenchConfig, section: str, say: Say) -> Finding:
 
 
 @cache
-def _lm(name: str, dtype: str, device: str) -> "LM":
+def _lm(name: str, **placed: Any) -> "LM":
     import dlm
 
-    return dlm.load(name, dtype=dtype, device=device)
+    return dlm.load(name, **placed)
 
 
 def _infer(config: BenchConfig, say: Say) -> Finding:
@@ -88,6 +89,12 @@ def _tokenizer(config: BenchConfig, say: Say) -> Finding:
     return tokenizer.measure(config, say)
 
 
+def _trace(config: BenchConfig, say: Say) -> Finding:
+    from dlm.bench import trace
+
+    return trace.measure(config, lambda: _lm(**config.model.model_dump()), say)
+
+
 SECTIONS: dict[str, Callable[[BenchConfig, Say], Finding]] = {
     "infer": _infer,
     "load": _load,
@@ -95,4 +102,5 @@ SECTIONS: dict[str, Callable[[BenchConfig, Say], Finding]] = {
     "kernels": _kernels,
     "train": _train,
     "tokenizer": _tokenizer,
+    "trace": _trace,
 }

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Source = Literal["stdlib", "datasets", "text", "jsonl", "chat", "sudoku", "tokens"]
+Source = Literal["stdlib", "datasets", "text", "jsonl", "chat", "traces", "sudoku", "tokens"]
 
 
 class DataConfig(BaseModel):
@@ -15,11 +15,12 @@ class DataConfig(BaseModel):
     source: Source = Field(
         default="stdlib",
         description="Where documents come from: the running Python's standard library, Hugging Face datasets, local text, "
-        "local JSONL, chat records, generated Sudoku, or token shards written by `prepare`.",
+        "local JSONL, chat records, traces of decoding, generated Sudoku, or token shards written by `prepare`.",
     )
     paths: tuple[str, ...] = Field(
         default=(),
-        description="Local files, globs or folders (text, jsonl, chat, tokens; or data files of a datasets builder).",
+        description="Local files, globs or folders (text, jsonl, chat, tokens; data files of a datasets builder; traces: "
+        "stores (.db), Parquet of `dlm-trace export`, JSON lines of trajectories).",
     )
     heldout_paths: tuple[str, ...] = Field(
         default=(), description="Files that are the held-out split; without them a hash of each document decides."
@@ -58,6 +59,10 @@ class DataConfig(BaseModel):
     )
     answers: Literal["all", "last"] = Field(
         default="all", description="source = chat: which assistant turns are trained on; the others count as prompt."
+    )
+
+    trace_model: str | None = Field(
+        default=None, description="source = traces: read only those of the model of this name."
     )
 
     include_tests: bool = Field(
@@ -106,8 +111,8 @@ class DataConfig(BaseModel):
 
 #: field -> the sources that read it; setting it elsewhere is a mistake, not a no-op.
 READ_BY: dict[str, tuple[Source, ...]] = {
-    "paths": ("text", "jsonl", "chat", "tokens", "datasets"),
-    "heldout_paths": ("text", "jsonl", "chat", "datasets"),
+    "paths": ("text", "jsonl", "chat", "traces", "tokens", "datasets"),
+    "heldout_paths": ("text", "jsonl", "chat", "traces", "datasets"),
     "document": ("text",),
     "text_fields": ("jsonl", "datasets"),
     "dataset": ("datasets", "chat"),
@@ -120,6 +125,7 @@ READ_BY: dict[str, tuple[Source, ...]] = {
     "prompt_field": ("chat",),
     "response_field": ("chat",),
     "answers": ("chat",),
+    "trace_model": ("traces",),
     "include_tests": ("stdlib",),
     "stdlib_repeat": ("stdlib",),
     "site_packages": ("stdlib",),
@@ -150,7 +156,7 @@ def _misplaced(config: DataConfig) -> str | None:
 
 
 def _missing(config: DataConfig) -> str | None:
-    if config.source in ("text", "jsonl", "tokens") and not config.paths:
+    if config.source in ("text", "jsonl", "traces", "tokens") and not config.paths:
         return f'source = "{config.source}" needs `paths` (a list of files, globs or folders)'
     if config.source == "datasets" and config.dataset is None:
         return 'source = "datasets" needs `dataset` (a hub id, a local folder, or json/text/parquet with `paths`)'
@@ -208,7 +214,7 @@ class TokenizerConfig(BaseModel):
             raise ValueError(
                 f"vocab_size = {self.vocab_size} cannot hold 256 bytes and {len(names)} special tokens: raise it to {256 + len(names)}"
             )
-        if self.data.source in ("sudoku", "tokens"):
+        if self.data.source in ("traces", "sudoku", "tokens"):
             raise ValueError(f'data.source = "{self.data.source}" holds no text to train a tokenizer on')
         return self
 

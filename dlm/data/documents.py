@@ -27,10 +27,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Document:
-    """Ids (n,) and prompt mask (n,), True where a token is prompt; no mask means all of it is to be learned."""
+    """Ids (n,) and prompt mask (n,), True where a token is prompt; no mask means all of it is to be learned.
+
+    `order` (n,) is the step at which a decoder committed each token, -1 where none did; traces have it.
+    """
 
     ids: NDArray[np.int32]
     prompt: NDArray[np.bool_] | None = None
+    order: NDArray[np.int32] | None = None
 
 
 def text_of(row: Row, config: DataConfig) -> str:

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,11 +26,15 @@ class SampleStream(Protocol):
 
 
 class Batch(TypedDict):
-    """One rank's rows of a step: ids (b, length) int64, prompt mask (b, length) bool or None, sample numbers (b,)."""
+    """One rank's rows of a step: ids (b, length) int64, prompt mask (b, length) bool or None, sample numbers (b,).
+
+    `order` (b, length) is there for traces: the step that committed each token, -1 for none.
+    """
 
     input_ids: torch.Tensor
     prompt_mask: torch.Tensor | None
     index: torch.Tensor
+    order: NotRequired[torch.Tensor]
 
 
 class BatchLoader:
@@ -91,6 +95,11 @@ class BatchLoader:
         """Position after the last batch handed out; it does not depend on rank, world size or prefetch."""
         return self._state
 
+    @property
+    def epoch(self) -> int | None:
+        """How often the data has been gone through, at the last batch handed out; None of data without an end."""
+        return self._state.get("epoch")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the batch that `state` was taken at."""
         self.close()
@@ -111,11 +120,15 @@ def collate(samples: list[Sample]) -> Batch:
     if any("prompt_mask" in s for s in samples):
         rows = [s.get("prompt_mask", np.zeros(len(s["input_ids"]), np.bool_)) for s in samples]
         masks = torch.from_numpy(np.stack(rows))
-    return {
+    batch: Batch = {
         "input_ids": torch.from_numpy(np.stack([s["input_ids"] for s in samples]).astype(np.int64)),
         "prompt_mask": masks,
         "index": torch.tensor([s["index"] for s in samples], dtype=torch.int64),
     }
+    orders = [s["order"] for s in samples if "order" in s]
+    if orders:
+        batch["order"] = torch.from_numpy(np.stack(orders).astype(np.int64))
+    return batch
 
 
 class _Ahead:

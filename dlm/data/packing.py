@@ -7,27 +7,39 @@ from numpy.typing import NDArray
 
 from dlm.data.documents import Document
 
-Cut = tuple[NDArray[np.int32], NDArray[np.bool_] | None]
-
 
 class Sample(TypedDict):
-    """One sequence: ids (length,) int32, prompt mask (length,) where there is one, and its number in the stream."""
+    """One sequence: ids (length,) int32 and its number in the stream; prompt mask and order (length,) where there are."""
 
     input_ids: NDArray[np.int32]
     index: int
     prompt_mask: NotRequired[NDArray[np.bool_]]
+    order: NotRequired[NDArray[np.int32]]
 
 
-def pad_row(document: Document, length: int, end: int) -> Cut:
-    """One document as one sequence: truncated, or padded with end-of-text, which counts as answer."""
-    ids = np.full(length, end, np.int32)
-    n = min(length, len(document.ids))
-    ids[:n] = document.ids[:n]
-    if document.prompt is None:
-        return ids, None
-    prompt = np.zeros(length, np.bool_)
-    prompt[:n] = document.prompt[:n]
-    return ids, prompt
+def sample_of(cut: Document, index: int) -> Sample:
+    """A document of the right length as the sample of that number."""
+    sample: Sample = {"input_ids": cut.ids, "index": index}
+    if cut.prompt is not None:
+        sample["prompt_mask"] = cut.prompt
+    if cut.order is not None:
+        sample["order"] = cut.order
+    return sample
+
+
+def pad_row(document: Document, length: int, end: int) -> Document:
+    """One document as one sequence: truncated, or padded with end-of-text, which counts as answer and has no order."""
+
+    def padded(values: NDArray[Any] | None, blank: int, kind: type) -> NDArray[Any] | None:
+        if values is None:
+            return None
+        row = np.full(length, blank, kind)
+        row[: len(values)] = values[:length]
+        return row
+
+    ids = padded(document.ids, end, np.int32)
+    assert ids is not None
+    return Document(ids, padded(document.prompt, 0, np.bool_), padded(document.order, -1, np.int32))
 
 
 class RowPacker:
@@ -35,17 +47,17 @@ class RowPacker:
 
     def __init__(self, length: int, end: int) -> None:
         self.length, self.end = length, end
-        self.waiting: Cut | None = None
+        self.waiting: Document | None = None
 
     def push(self, document: Document) -> bool:
         """Take a document, and say whether there is anything to learn in it; `pop` before the next one."""
         assert self.waiting is None
-        ids, prompt = pad_row(document, self.length, self.end)
-        if len(document.ids) and (prompt is None or not prompt.all()):
-            self.waiting = (ids, prompt)
+        row = pad_row(document, self.length, self.end)
+        if len(document.ids) and (row.prompt is None or not row.prompt.all()):
+            self.waiting = row
         return self.waiting is not None
 
-    def pop(self) -> Cut | None:
+    def pop(self) -> Document | None:
         """The next sequence, if there is one."""
         waiting, self.waiting = self.waiting, None
         return waiting
@@ -70,12 +82,12 @@ class FixedPacker:
         self.rest = np.concatenate([self.rest, document.ids.astype(np.int32)])
         return len(document.ids) > 0
 
-    def pop(self) -> Cut | None:
+    def pop(self) -> Document | None:
         """The next whole sequence, if there is one."""
         if len(self.rest) < self.length:
             return None
         cut, self.rest = self.rest[: self.length], self.rest[self.length :]
-        return cut, None
+        return Document(cut)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rest": self.rest.tolist()}

@@ -62,7 +62,7 @@ def prepare(
 
     Shards and manifest appear whole; called again, it goes on after the last whole shard, or does nothing.
     """
-    if config.source in ("tokens", "sudoku"):
+    if config.source in ("traces", "tokens", "sudoku"):
         raise UserError(f'data.source = "{config.source}": there is no text to tokenise')
     folder = Path(out_folder)
     job = _Job(config, tokenizer, length, seed, shard_samples, max_samples)

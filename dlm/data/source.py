@@ -44,6 +44,11 @@ def build_stream(
 
         table = open_shards(config, tokenizer, length, split)
         return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split")
+    if config.source == "traces":
+        from dlm.data.traces import trace_table
+
+        table = trace_table(config, tokenizer, split)
+        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split")
     if config.dataset is not None and config.streaming:
         from dlm.data.streaming import DatasetStream
 

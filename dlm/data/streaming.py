@@ -12,7 +12,7 @@ import numpy as np
 from dlm.data.config import DataConfig
 from dlm.data.documents import Row, columns, encode_rows, end_of_text
 from dlm.data.local import find_files, in_split, split_paths
-from dlm.data.packing import PACKERS, Sample
+from dlm.data.packing import PACKERS, Sample, sample_of
 from dlm.data.table import mix
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
@@ -183,12 +183,8 @@ class DatasetStream:
             if self.epochs is not None and self.buffer.epoch >= self.epochs:
                 raise StopIteration
             self._push_next()
-        ids, prompt = cut
-        sample: Sample = {"input_ids": ids, "index": self.index}
-        if prompt is not None:
-            sample["prompt_mask"] = prompt
         self.index += 1
-        return sample
+        return sample_of(cut, self.index - 1)
 
     def _push_next(self) -> None:
         """Draw one row; when it is of this split and not empty, hand its document to the packer."""
@@ -209,7 +205,8 @@ class DatasetStream:
 
     def state_dict(self) -> dict[str, Any]:
         state = {"buffer": self.buffer.state_dict(), "packer": self.packer.state_dict()}
-        return {"kind": "datasets", "index": self.index, "documents": self.documents, **state}
+        place = {"index": self.index, "documents": self.documents, "epoch": self.buffer.epoch}
+        return {"kind": "datasets", **place, **state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("kind") != "datasets":

@@ -14,51 +14,61 @@ from numpy.typing import NDArray
 
 from dlm.data.atomic import new_folder
 from dlm.data.documents import Document
-from dlm.data.packing import Sample, pad_row
+from dlm.data.packing import Sample, pad_row, sample_of
 from dlm.errors import UserError
 
 FORMAT = 1  # raised when the cached arrays change their meaning
+BESIDE = ("prompt", "order")  # what a table may hold beside ids
 
 
 @dataclass(frozen=True)
 class TokenTable:
-    """Documents end to end: `ids` (n,), `starts` (documents + 1,), and `prompt` (n,) when there are prompt masks."""
+    """Documents end to end: `ids` (n,), `starts` (documents + 1,), and `prompt` and `order` (n,) when they have them."""
 
     ids: NDArray[Any]
     starts: NDArray[np.int64]
     prompt: NDArray[np.bool_] | None = None
+    order: NDArray[np.int32] | None = None
 
     @classmethod
     def of(cls, documents: Iterable[Document], vocab_size: int) -> "TokenTable":
         """Lay documents end to end in the narrowest integers that hold the vocabulary."""
         dtype = np.uint16 if vocab_size <= 2**16 else np.int32
-        ids, prompts, lengths = [], [], []
+        ids, prompts, orders, lengths = [], [], [], []
         for document in documents:
             ids.append(document.ids.astype(dtype))
             lengths.append(len(document.ids))
             if document.prompt is not None:
                 prompts.append(document.prompt)
+            if document.order is not None:
+                orders.append(document.order)
         starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
-        return cls(
-            np.concatenate(ids) if ids else np.zeros(0, dtype), starts, np.concatenate(prompts) if prompts else None
-        )
+        beside = (np.concatenate(parts) if parts else None for parts in (prompts, orders))
+        return cls(np.concatenate(ids) if ids else np.zeros(0, dtype), starts, *beside)
+
+    def document(self, where: slice | NDArray[np.int64]) -> Document:
+        """What stands at these places."""
+        prompt = None if self.prompt is None else np.asarray(self.prompt[where])
+        order = None if self.order is None else np.asarray(self.order[where])
+        return Document(np.asarray(self.ids[where]).astype(np.int32), prompt, order)
 
     def save(self, folder: Path) -> None:
         """Write the arrays as .npy files into a folder that appears whole."""
         with new_folder(folder) as temporary:
             np.save(temporary / "ids.npy", self.ids)
             np.save(temporary / "starts.npy", self.starts)
-            if self.prompt is not None:
-                np.save(temporary / "prompt.npy", self.prompt)
+            for name in BESIDE:
+                if (values := getattr(self, name)) is not None:
+                    np.save(temporary / f"{name}.npy", values)
 
     @classmethod
     def open(cls, folder: Path) -> "TokenTable":
         """Map the saved arrays; pages are read when touched."""
-        prompt = folder / "prompt.npy"
+        beside = [folder / f"{name}.npy" for name in BESIDE]
         return cls(
             np.load(folder / "ids.npy", mmap_mode="r"),
             np.load(folder / "starts.npy"),
-            np.load(prompt, mmap_mode="r") if prompt.is_file() else None,
+            *(np.load(file, mmap_mode="r") if file.is_file() else None for file in beside),
         )
 
 
@@ -129,26 +139,22 @@ class TableStream:
         """The sample with this global number, whatever was read before."""
         epoch, i = divmod(index, self.samples_per_epoch)
         place = int(_permutation(self.seed, epoch, self.samples_per_epoch)[i])
-        ids, prompt = self._cut(epoch, place) if self._rows is None else self._row(int(self._rows[place]))
-        sample: Sample = {"input_ids": ids, "index": index}
-        if prompt is not None:
-            sample["prompt_mask"] = prompt
-        return sample
+        cut = self._cut(epoch, place) if self._rows is None else self._row(int(self._rows[place]))
+        return sample_of(cut, index)
 
-    def _cut(self, epoch: int, place: int) -> tuple[NDArray[np.int32], NDArray[np.bool_] | None]:
+    def _cut(self, epoch: int, place: int) -> Document:
         total = len(self.table.ids)
         offset = int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0] % np.uint64(total)) if self.turn else 0
         where = (offset + place * self.length + np.arange(self.length)) % total
-        prompt = None if self.table.prompt is None else np.asarray(self.table.prompt[where])
-        return np.asarray(self.table.ids[where]).astype(np.int32), prompt
+        return self.table.document(where)
 
-    def _row(self, document: int) -> tuple[NDArray[np.int32], NDArray[np.bool_] | None]:
+    def _row(self, document: int) -> Document:
         piece = slice(int(self.table.starts[document]), int(self.table.starts[document + 1]))
-        prompt = None if self.table.prompt is None else np.asarray(self.table.prompt[piece])
-        return pad_row(Document(np.asarray(self.table.ids[piece]), prompt), self.length, self.end)
+        return pad_row(self.table.document(piece), self.length, self.end)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kind": "table", "index": self.index, "samples_per_epoch": self.samples_per_epoch}
+        per = self.samples_per_epoch
+        return {"kind": "table", "index": self.index, "samples_per_epoch": per, "epoch": self.index // per}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("kind") != "table" or state["samples_per_epoch"] != self.samples_per_epoch:

@@ -129,6 +129,14 @@ class Tokenizer:
         settings.pop("auto_map", None)  # names remote code this folder does not ship
         write_text(folder / "tokenizer_config.json", json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
+    def with_mask(self) -> "Tokenizer":
+        """A copy that also knows "[MASK]", behind its last token, so that the ids of texts stay; itself if it has a mask."""
+        if self.mask_token is not None:
+            return self
+        backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        backend.add_special_tokens([MASK_NAMES[0]])
+        return Tokenizer(backend, self.settings | {"mask_token": MASK_NAMES[0]})
+
     def backend_token(self, index: int | None) -> str | None:
         """The token behind an id."""
         return None if index is None else self.backend.id_to_token(index)

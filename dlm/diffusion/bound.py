@@ -1,4 +1,4 @@
-"""Likelihood bound: how many nats a masked diffusion model needs at most for a sequence. Knows nothing of models."""
+"""Likelihood: how many nats a model needs for a sequence, or needs at most under diffusion. Knows nothing of models."""
 
 import math
 from collections.abc import Callable
@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dlm.diffusion.loss import token_losses
+from dlm.diffusion.noise import by_block, smallest
 from dlm.diffusion.rng import Purpose, uniform
 
-Predict = Callable[[Tensor, Tensor], Tensor]
-"""(input_ids (b, l), rows (b, l)) -> logits of those rows (n, v), aligned with the tokens they predict."""
+Nats = Callable[[Tensor, Tensor], Tensor]
+"""(input_ids (b, l), asked (b, l)) -> cross-entropy of the sequence's tokens there (n,), given what the ids show."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A Monte Carlo estimate of the negative ELBO of whole sequences, in nats, with its standard error."""
+    """What whole sequences cost in nats, or an upper bound on it, with the standard error of its Monte Carlo draws."""
 
     nats: float  # summed over sequences
     error: float  # standard error of `nats`
@@ -43,7 +43,7 @@ class Estimate:
 
 @torch.no_grad()
 def likelihood_bound(
-    predict: Predict,
+    nats: Nats,
     input_ids: Int[Tensor, "b l"],
     mask_id: int,
     *,
@@ -52,6 +52,7 @@ def likelihood_bound(
     samples: int = 1,
     seed: int = 0,
     estimator: Literal["exact_count", "bernoulli"] = "exact_count",
+    block_length: int | None = None,
 ) -> Float[Tensor, "b s"]:
     """`samples` independent unbiased draws of each sequence's NELBO in nats: of `answer` given the rest.
 
@@ -59,37 +60,62 @@ def likelihood_bound(
     bernoulli: t ~ U(0, 1), each token masked with probability t, (1/t) * sum CE (MDLM eq. 10).
     `exact_count` stratifies k over the draws (k of draw s lies in the s-th of `samples` equal parts), which stays
     unbiased because each sequence's first part is chosen at random.
+
+    With `block_length` it is the bound of block diffusion, the sum of its blocks' (BD3-LM eq. 7): k, t and L are those
+    of a block, all blocks are masked at once, and `nats` has to show each one the clean blocks before it.
     """
     b, l = input_ids.shape
-    device = input_ids.device
+    size, device = block_length or l, input_ids.device
     answer = torch.ones_like(input_ids, dtype=torch.bool) if answer is None else answer
     index = torch.arange(b, device=device) if index is None else index
-    length = answer.sum(-1)  # (b,)
     position = torch.arange(l, device=device)
-    shift = uniform(Purpose.BOUND, seed=seed, sample=index, token=1).to(device)
+    among = by_block(answer, size)  # (b, n, c)
+    length = among.sum(-1)  # (b, n)
+    block = torch.arange(among.shape[1], device=device)
+    shift = uniform(Purpose.BOUND, seed=seed, sample=index[:, None], position=block, token=1).to(device)
     draws = []
     for s in range(samples):
-        t = (shift + s / samples) % 1.0  # (b,)
+        t = (shift + s / samples) % 1.0  # (b, n)
         number = uniform(Purpose.BOUND, seed=seed, sample=index[:, None], step=s, position=position).to(device)
+        number = by_block(number, size)
         if estimator == "exact_count":
             count = (t * length).floor().long() + 1
-            rank = number.masked_fill(~answer, 2.0).argsort(-1).argsort(-1)
-            masked, weight = (rank < count[:, None]) & answer, length / count
+            masked, weight = smallest(number, among, count.unsqueeze(-1)), length / count
         else:
-            masked, weight = (number < t[:, None]) & answer, 1 / t
-        logits = predict(torch.where(masked, mask_id, input_ids), masked)
+            masked, weight = (number < t.unsqueeze(-1)) & among, 1 / t
+        masked = masked.flatten(1)[:, :l]
         losses = torch.zeros(b, l, dtype=torch.float64, device=device)
-        losses[masked] = token_losses(logits, input_ids[masked]).double()
-        draws.append(losses.sum(-1) * weight)
+        losses[masked] = nats(torch.where(masked, mask_id, input_ids), masked).double()
+        draws.append((by_block(losses, size).sum(-1) * weight).sum(-1))
     return torch.stack(draws, dim=-1).float()
 
 
-def estimate(draws: Float[Tensor, "b s"], tokens: int, bytes: int | None = None) -> Estimate:
+@torch.no_grad()
+def likelihood(
+    nats: Nats, input_ids: Int[Tensor, "b l"], eos_id: int, *, answer: Bool[Tensor, "b l"] | None = None
+) -> Float[Tensor, "b 1"]:
+    """-log p of each sequence under an autoregressive model: of `answer`, its first token predicted from end-of-text.
+
+    `nats` is shown the sequence moved one to the right, so that what stands at a position predicts the token there.
+    """
+    answer = torch.ones_like(input_ids, dtype=torch.bool) if answer is None else answer
+    losses = torch.zeros(input_ids.shape, dtype=torch.float64, device=input_ids.device)
+    losses[answer] = nats(moved_right(input_ids, eos_id), answer).double()
+    return losses.sum(-1, keepdim=True).float()
+
+
+def moved_right(input_ids: Int[Tensor, "b l"], eos_id: int) -> Int[Tensor, "b l"]:
+    """The sequence without its last token, behind an end-of-text: what an autoregressive model is shown."""
+    return torch.cat((torch.full_like(input_ids[:, :1], eos_id), input_ids[:, :-1]), dim=1)
+
+
+def estimate(draws: Float[Tensor, "b s"], tokens: int, bytes: int | None = None, exact: bool = False) -> Estimate:
     """Sum over sequences of the mean over draws.
 
     The standard error is that of the Monte Carlo draws when there are several (within-sequence variance; for
     stratified draws this is conservative), plus nothing for the choice of sequences, which are what is measured.
+    `exact` values, which are not drawn, have none.
     """
     b, s = draws.shape
-    variance = draws.double().var(-1).sum() / s if s > 1 else torch.tensor(float("nan"))
+    variance = draws.double().var(-1).sum() / s if s > 1 else torch.tensor(0.0 if exact else float("nan"))
     return Estimate(draws.double().mean(-1).sum().item(), variance.sqrt().item(), tokens, bytes)

@@ -10,7 +10,13 @@ def token_losses(logits: Float[Tensor, "n v"], targets: Int[Tensor, " n"]) -> Fl
     return F.cross_entropy(logits.float(), targets, reduction="none")
 
 
-def token_weights(weight: Float[Tensor, "b 1"], answer: Bool[Tensor, "b l"], samples: int) -> Float[Tensor, "b l"]:
+def token_entropies(logits: Float[Tensor, "n v"], temperature: float) -> Float[Tensor, " n"]:
+    """Entropy of softmax(logits / temperature) in nats, in fp32; minus infinity is a token of no probability."""
+    log_p = (logits.float() / temperature).log_softmax(-1)
+    return -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0)).sum(-1)
+
+
+def token_weights(weight: Float[Tensor, "b _"], answer: Bool[Tensor, "b l"], samples: int) -> Float[Tensor, "b l"]:
     """weight / (length_b * samples): what a token's cross-entropy counts in the mean of a global batch.
 
     `samples` is the *global* number of sequences in the optimiser step and length_b the number of tokens in the

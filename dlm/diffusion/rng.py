@@ -23,6 +23,8 @@ class Purpose(IntEnum):
     BOUND = 5  # masks of the likelihood estimate
     SHUFFLE = 6  # order of training data
     ACCEPT = 7  # speculative acceptance
+    LAYER = 8  # which layers are aligned in a training step
+    ALIGN = 9  # which masked tokens are
 
 
 def _multiply(x: Int[Tensor, "..."], constant: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The likelihood bound of a held-out split, per token and per byte. Trains nothing; the estimator is `dlm.diffusion.bound`'s."""
+"""What a held-out split costs, per token and per byte. Trains nothing; the estimators are `dlm.diffusion.bound`'s."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 class BoundResult:
     """An upper bound on how much the model needs for the split, with the standard error of its Monte Carlo draws.
 
+    For a causal network it is the likelihood itself, without an error.
     Each sequence is scored alone, from nothing before it, so text that is cut into sequences pays for each beginning.
     End-of-text counts as a token and as no byte.
     """
@@ -85,12 +86,12 @@ def measure_bound(
     held = HeldOut(stream, sequences, batch_size, sizes)
     if not held.tokens:
         raise UserError(f'the held-out split of data.source = "{data.source}" is empty: raise data.heldout_fraction')
-    found = held.bound(lm.network, lm.require_mask_id(), draws, seed)
+    found = held.bound(lm.network, draws, seed)
     bits = found.bits_per_byte
     return BoundResult(
         sequences=held.sequences,
         length=length,
-        draws=draws,
+        draws=1 if lm.network.attention.kind == "causal" else draws,
         tokens=found.tokens,
         bytes=found.bytes,
         nats_per_token=found.per_token[0],

@@ -32,6 +32,12 @@ class ModelSection(BaseModel):
         default="auto", description="Type of the weights; auto keeps the checkpoint's on a GPU and is float32 on a CPU."
     )
     device: str = Field(default="auto", min_length=1, description="auto, cpu, cuda, cuda:N or mps.")
+    adapter: str | None = Field(
+        default=None, description="Folder of a LoRA adapter to merge into it; beside the weights where they are quantised."
+    )
+    quantize: Literal["nf4", "int8"] | None = Field(
+        default=None, description="Pack the layers' matrices in 4 or 8 bits (needs bitsandbytes)."
+    )
     tensor_parallel: int = Field(
         default=1, ge=1, description="Processes of one node that share the layers; start them with torchrun."
     )

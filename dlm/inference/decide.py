@@ -99,7 +99,7 @@ class _Round:
         flags = flags + self._spread(signals.broken).long() * BROKEN
         told = torch.stack((token, flags)).cpu().numpy()  # the one synchronisation of a step
         broken = (told[1] & BROKEN) > 0
-        decisions = [_scripted(seq) or self._decision(seq, *told[:, i]) for i, seq in enumerate(self.seqs)]
+        decisions = [self._decision(seq, *told[:, i]) for i, seq in enumerate(self.seqs)]
         if any(seq.keep for seq in self.seqs):
             assert isinstance(signals, Signals)
             decisions = self._with_facts(signals, logits, decisions)
@@ -230,10 +230,12 @@ class _Round:
         width = len(seq.columns)
         token, flags = token[:width], flags[:width]
         if not seq.revises:
-            return Decision(token=token, commit=flags > 0)
-        return Decision(
-            token=token, commit=(flags & COMMIT) > 0, edited=(flags & EDIT) > 0, remasked=(flags & REMASK) > 0
-        )
+            decision = Decision(token=token, commit=flags > 0)
+        else:
+            decision = Decision(
+                token=token, commit=(flags & COMMIT) > 0, edited=(flags & EDIT) > 0, remasked=(flags & REMASK) > 0
+            )
+        return decision if seq.script is None else seq.script.decision(seq, decision)
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,3 @@ class _Read:
     @property
     def broken(self) -> Bool[Tensor, " n"]:
         return ~self.picked.finite
-
-
-def _scripted(seq: Sequence) -> Decision | None:
-    return None if seq.script is None else seq.script.decision(seq)

@@ -131,7 +131,7 @@ class Engine:
         return self.submit(decoding)
 
     def submit(self, decoding: Decoding, script: Script | None = None, meta: Mapping[str, Any] | None = None) -> str:
-        """`add_request` for what is already checked; `meta` goes into its trace, `script` decides its first steps."""
+        """`add_request` for what is already checked; `meta` goes into its trace, `script` may change its decisions."""
         name = decoding.request.request_id
         if name in self.sequences:
             raise UserError(f"request id {name!r} is already under way: give each request its own")

@@ -96,11 +96,21 @@ def _run(
     trace: Store | None,
     on_step: OnStep | None,
 ) -> list[Generation]:
-    """All of them through an engine that is just large enough, where nothing else was asked for."""
+    """All of them through an engine of their own."""
     if batch_size < 1:
         raise UserError(f"batch_size = {batch_size} must be at least 1")
-    if not decodings:
-        return []
+    return engine_for(lm, decodings, engine, batch_size, trace, on_step).run(decodings) if decodings else []
+
+
+def engine_for(
+    lm: LM,
+    decodings: Sequence[Decoding],
+    engine: dict[str, Any],
+    batch_size: int,
+    trace: Store | None = None,
+    on_step: OnStep | None = None,
+) -> Engine:
+    """An engine just large enough to have `batch_size` of these under way, where nothing else was asked for."""
     page = engine.get("page_size", EngineConfig.model_fields["page_size"].default)
     sizes = sorted((_size(decoding, page) for decoding in decodings), reverse=True)[:batch_size]
     room = {
@@ -108,7 +118,7 @@ def _run(
         "max_num_tokens": max(8192, *(positions for _, positions in sizes)),
         "max_num_requests": batch_size,
     }
-    return Engine(lm, **{**room, **engine}, trace=trace, on_step=on_step).run(decodings)
+    return Engine(lm, **{**room, **engine}, trace=trace, on_step=on_step)
 
 
 def _size(decoding: Decoding, page_size: int) -> tuple[int, int]:

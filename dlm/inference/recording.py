@@ -1,6 +1,6 @@
 """What the engine tells a recorder of each request. Knows neither how a trace is stored nor what it is good for."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from dlm.inference.config import EngineConfig
-from dlm.inference.request import Generation
+from dlm.inference.request import Generation, StepEvent
 from dlm.inference.sequence import Decision, Sequence
 from dlm.models.fingerprint import weights_digest
 from dlm.models.lm import LM
@@ -20,7 +20,8 @@ SET, MASK, REPLACE = 0, 1, 2
 class Recorder(Protocol):
     """One request's notes."""
 
-    keep: Collection[str]
+    @property
+    def keep(self) -> Collection[str]: ...
 
     def commit(
         self,
@@ -96,27 +97,47 @@ class Recording:
 
 
 def note(recorder: Recorder, seq: Sequence, decision: Decision) -> None:
-    """Tell what a step changed, before it is applied."""
-    at, tokens, kinds = [], [], []
-    for kind, flags in ((SET, decision.commit), (REPLACE, decision.edited), (MASK, decision.remasked)):
-        if flags is not None and flags.any():
-            at.append(np.flatnonzero(flags))
-            kinds.append(np.full(len(at[-1]), kind))
-            tokens.append(decision.token[at[-1]] if kind != MASK else np.full(len(at[-1]), seq.mask_id))
-    where = np.concatenate(at) if at else np.zeros(0, np.int64)
-    # In the order of positions, as in a canvas that is compared with the one before.
-    order = np.argsort(where, kind="stable")
-    where = where[order]
+    """Tell what a step changed, before it is applied. The step waits for this: what can be done later is left for then."""
+    where, kinds = decision.commit.nonzero()[0], SET
+    tokens = decision.token[where]
+    if decision.edited is not None and decision.remasked is not None and (decision.edited | decision.remasked).any():
+        # In the order of positions, as in a canvas that is compared with the one before.
+        where, kinds = _changes(decision.commit, decision.edited, decision.remasked)
+        tokens = np.where(kinds == MASK, seq.mask_id, decision.token[where])
     recorder.commit(
         seq.step,
         seq.columns[where],
-        np.concatenate(tokens)[order] if at else where,
-        np.concatenate(kinds)[order] if at else where,
+        tokens,
+        kinds,
         confidence=None if decision.confidence is None else decision.confidence[where],
         topk=None if decision.topk is None else tuple(part[where] for part in decision.topk),
         length=seq.length,
         canvas=_after(seq, decision) if "digests" in recorder.keep else None,
     )
+
+
+def listening(recorders: Mapping[str, Recorder]) -> Callable[[StepEvent], None]:
+    """An `on_step` for samplers that know no recorders, the reference sampler above all: tells each request's its tokens.
+
+    Whoever made the recorders finishes them.
+    """
+
+    def on_step(event: StepEvent) -> None:
+        for row, (name, length) in enumerate(zip(event.request_ids, event.lengths, strict=True)):
+            if (recorder := recorders.get(name)) is not None:
+                canvas, *flags = (
+                    part[row, :length].numpy() for part in (event.canvas, event.committed, event.edited, event.remasked)
+                )
+                where, kinds = _changes(*flags)
+                recorder.commit(event.step, where, canvas[where], kinds, length=length, canvas=canvas)
+
+    return on_step
+
+
+def _changes(commit: np.ndarray, edited: np.ndarray, remasked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where a step did something, and what kind of thing it was."""
+    where = (commit | edited | remasked).nonzero()[0]
+    return where, np.where(remasked[where], MASK, np.where(edited[where], REPLACE, SET))
 
 
 def finish(recorder: Recorder, seq: Sequence, result: Generation) -> None:

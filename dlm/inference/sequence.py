@@ -46,10 +46,10 @@ class Decision:
 
 
 class Script(Protocol):
-    """Decisions made beforehand."""
+    """Who has the last word on decisions."""
 
-    def decision(self, seq: "Sequence") -> Decision | None:
-        """What the sequence is to do in the step it has come to; None: what the network says."""
+    def decision(self, seq: "Sequence", proposed: Decision) -> Decision:
+        """What the sequence does in the step it has come to, where the network's rule proposes this."""
         ...
 
 
@@ -83,7 +83,7 @@ class Sequence:
     parked: list[Tensor] | None = None
     """What its pages held when it had to give them up."""
     script: "Script | None" = None
-    """What it is to do in its first steps, whatever the network says."""
+    """What changes its decisions before they are applied."""
     keep: frozenset[str] = frozenset()
     """What decisions carry beside tokens: "confidence", "topk"."""
     waited: int = 0

@@ -7,6 +7,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "attention": ["AttentionSpec"],
         "config": ["ModelConfig", "MoEConfig"],
+        "converting": ["convert"],
         "export": ["save"],
         "families": ["FAMILIES", "Family"],
         "lm": ["LM"],

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from dlm.kernels.dispatch import on_triton, rms_norm
 from dlm.models.config import AttentionKind, ModelConfig
+from dlm.models.streams import block_sight, dense_sight, flex_attend
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q (b, l, h, e), k (b, l, g, e), v (b, l, g, e)) -> (b, l, h, e); q and k come as projected, not yet rotated.
@@ -21,14 +24,18 @@ Rope = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """An attention pattern: the same weights serve as bidirectional student, causal teacher or block-causal decoder."""
+    """An attention pattern: the same weights serve as bidirectional student, causal teacher or block-causal decoder.
 
-    kind: AttentionKind = "bidirectional"
+    `two_stream` trains a block-causal network: the canvas is [noisy text | clean text], with the same positions twice,
+    and each noisy block sees itself and the clean blocks before it (see dlm.models.streams).
+    """
+
+    kind: AttentionKind | Literal["two_stream"] = "bidirectional"
     block_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind == "block_causal" and (self.block_length or 0) < 1:
-            raise ValueError(f"block_causal attention needs block_length >= 1, not {self.block_length}")
+        if self.kind in ("block_causal", "two_stream") and (self.block_length or 0) < 1:
+            raise ValueError(f"{self.kind} attention needs block_length >= 1, not {self.block_length}")
 
     @classmethod
     def of(cls, config: ModelConfig) -> "AttentionSpec":
@@ -37,6 +44,7 @@ class AttentionSpec:
 
     def allowed(self, queries: Int[Tensor, "*b q"], keys: Int[Tensor, "*b k"]) -> Bool[Tensor, "*b q k"] | None:
         """Which key positions each query position may see; None when all of them."""
+        assert self.kind != "two_stream", "where a row stands there does not tell what it sees"
         if self.kind == "bidirectional":
             return None
         if self.kind == "block_causal":
@@ -44,13 +52,37 @@ class AttentionSpec:
             queries, keys = queries // self.block_length, keys // self.block_length
         return keys.unsqueeze(-2) <= queries.unsqueeze(-1)
 
+    def states(self, hidden: Float[Tensor, "b m d"], shifted: bool) -> Float[Tensor, "b l d"]:
+        """For each position the state that predicts its token: its own or, in `shifted` networks, the one before it.
+
+        Of two streams it is the noisy one's; but the state before a block is the clean one's, for what stands there is
+        clean by the time the block is decoded. The first position has none before it, and is predicted by its own.
+        """
+        noisy, clean = hidden.chunk(2, dim=1) if self.kind == "two_stream" else (hidden, hidden)
+        if not shifted:
+            return noisy
+        before = torch.cat((noisy[:, :1], noisy[:, :-1]), dim=1)
+        if self.kind == "two_stream" and self.block_length is not None:
+            before[:, self.block_length :: self.block_length] = clean[:, self.block_length - 1 : -1 : self.block_length]
+        return before
+
 
 def dense_attend(
     spec: AttentionSpec, positions: Int[Tensor, "b l"], rope: Rope | None, valid: Bool[Tensor, "b l"] | None = None
 ) -> Attend:
-    """Attention over the whole sequence with SDPA; `valid` is False on padding, which nobody sees."""
-    allowed = None if spec.kind == "causal" and valid is None else spec.allowed(positions, positions)
+    """Attention over the whole sequence with SDPA (two streams on a GPU: FlexAttention); `valid` is False on padding,
+    which nobody sees."""
     causal = spec.kind == "causal" and valid is None
+    allowed = blocks = None
+    if spec.kind == "two_stream":
+        assert valid is None and spec.block_length is not None
+        streams = positions.shape[1] // 2, spec.block_length, positions.device
+        if positions.is_cuda:
+            blocks = block_sight(*streams)
+        else:
+            allowed = dense_sight(*streams)
+    elif not causal:
+        allowed = spec.allowed(positions, positions)
     if valid is not None:
         allowed = valid[:, None, :] if allowed is None else allowed & valid[:, None, :]
     mask = None if allowed is None else allowed[:, None]  # (b, 1, l or 1, l)
@@ -62,6 +94,8 @@ def dense_attend(
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         grouped = q.shape[2] != k.shape[2]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if blocks is not None:
+            return flex_attend(q, k, v, blocks.to(q.device)).transpose(1, 2)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=here, is_causal=causal, enable_gqa=grouped)
         return out.transpose(1, 2)
 
@@ -77,6 +111,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        if not torch.is_grad_enabled() and on_triton(x):
+            return rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps)[0].view(x.shape)
         if x.dtype == torch.float32 and not x.is_cuda and not torch.is_grad_enabled():
             # The same numbers in half the time: x sqrt(d) / sqrt(|x|^2 + d eps), one pass over x for the norm.
             d = x.shape[-1]

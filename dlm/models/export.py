@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +19,79 @@ from dlm.models.families import FAMILIES, config_from_hub, config_to_hub, family
 from dlm.models.layout import HubTensor, hub_layout
 from dlm.models.lm import LM
 from dlm.models.loading import DTYPES, INDEX, WEIGHTS
+from dlm.models.quantise import is_quantised
 
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
 
 
-def save(lm: LM, folder: str | Path, *, dtype: str | None = None, max_shard_size: int = 5 * 10**9) -> None:
+def save(
+    lm: LM,
+    folder: str | Path,
+    *,
+    dtype: str | None = None,
+    family: str | None = None,
+    max_shard_size: int = 5 * 10**9,
+) -> None:
     """Write config, weights (in `dtype`, sharded above `max_shard_size` bytes), tokenizer and generation config.
 
     The files are made and synced in a temporary folder beside `folder`, then moved into place, so that an interrupted
-    save leaves what was there. A configuration that its family cannot express is written as family `dlm`.
+    save leaves what was there. A configuration that its family cannot express is written as family `dlm`; with `family`
+    the weights go under that family's own attention, as a converted Qwen3 into one that transformers runs as causal.
     """
     folder = Path(folder)
     kind = lm.dtype if dtype is None else DTYPES.get(dtype)
     if kind is None:
         raise UserError(f"dtype={dtype!r} is not known; use {', '.join(DTYPES)}")
-    config = portable(lm.config)
+    if is_quantised(lm.network):
+        raise UserError(f"model {lm.name!r} is quantised, which no family's layout can say: save it before that")
+    config = portable(lm.config) if family is None else belonging(lm.config, family)
+    with replacing(folder) as work:
+        write_settings(lm, config, work, kind)
+        write_weights(lm, config, work, kind, max_shard_size)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside `folder`, whose files take their places there at the end, unless an error ends it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
     try:
-        _write_json(work / "config.json", hub_settings(lm, config, kind))
-        _write_json(work / "generation_config.json", _generation(lm))
-        write_weights(lm, config, work, kind, max_shard_size)
-        if lm.tokenizer is not None:
-            lm.tokenizer.save(work)
+        yield work
         _publish(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def write_settings(lm: LM, config: ModelConfig, folder: Path, dtype: torch.dtype) -> None:
+    """Everything but the weights."""
+    _write_json(folder / "config.json", hub_settings(lm, config, dtype))
+    _write_json(folder / "generation_config.json", _generation(lm))
+    if lm.tokenizer is not None:
+        lm.tokenizer.save(folder)
 
 
 def portable(config: ModelConfig) -> ModelConfig:
     """The same network in a family that can say all of it."""
     same = config_from_hub(config_to_hub(config)) == config
     return config if same else config.model_copy(update={"model_type": "dlm"})
+
+
+def belonging(config: ModelConfig, family: str) -> ModelConfig:
+    """The same weights as a checkpoint of `family`, under that family's attention; an error where it has no room."""
+    if family not in FAMILIES:
+        raise UserError(f"family = {family!r} is not known; known: {', '.join(FAMILIES)}")
+    own = FAMILIES[family]
+    changes: dict[str, Any] = {"model_type": family}
+    if family != "dlm":  # which says everything itself
+        changes |= {"attention": own.attention, "mask_in_softmax": own.mask_in_softmax}
+        changes |= {} if own.attention == "block_causal" else {"block_length": None}
+    asked = config.model_copy(update=changes)
+    read = config_from_hub(config_to_hub(asked))
+    lost = [key for key in ModelConfig.model_fields if getattr(read, key) != getattr(asked, key)]
+    if lost:
+        stated = ", ".join(f"{key} = {getattr(asked, key)!r}" for key in lost)
+        raise UserError(f"family = {family!r} cannot say {stated}: leave family out, and the model is saved as `dlm`")
+    return asked
 
 
 def hub_settings(lm: LM, config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:

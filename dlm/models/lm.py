@@ -103,10 +103,11 @@ class LM:
         return self.network.predict(input_ids, rows, positions, valid, attention)
 
     def save(self, folder: str | Path, **options: Any) -> None:
-        """Write the checkpoint in its family's hub layout; see `dlm.models.save`."""
-        from dlm.models.export import save
+        """Write the checkpoint in its family's hub layout, or unmerged adapters alone; see `dlm.models.save`."""
+        from dlm.models import adapters, export
 
-        save(self, folder, **options)
+        save = adapters.save if adapters.is_adapted(self.network) else export.save
+        save(self, Path(folder), **options)
 
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.network.parameters())

@@ -10,11 +10,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dlm.errors import UserError
+from dlm.models import adapters
 from dlm.models.config import ModelConfig
 from dlm.models.families import FAMILIES, TOKENS, config_from_hub
 from dlm.models.finding import find
 from dlm.models.layout import HubTensor, hub_layout
 from dlm.models.lm import LM
+from dlm.models.quantise import Quantisation, quantise, require
 from dlm.models.settings import first_id, read_json
 from dlm.models.transformer import Transformer
 
@@ -33,15 +35,28 @@ def load(
     device: str | torch.device = "auto",
     revision: str | None = None,
     tensor_parallel: int = 1,
+    adapter: str | Path | None = None,
+    merge: bool = True,
+    quantize: Quantisation | None = None,
 ) -> LM:
     """A model by bundled name, folder or hub id, ready for inference.
 
     `dtype="auto"` is the checkpoint's own on an accelerator and float32 on CPU, where half precision is slow.
     `device="auto"` is cuda, else mps, else cpu. `revision` is a branch, tag or commit of a hub id.
-    `tensor_parallel` splits the layers over so many processes of one node, started by torchrun.
+    `tensor_parallel` splits the layers over so many processes of one node, started by torchrun. `adapter` is a folder
+    that training left, added to the weights unless `merge` is False; given as `name`, it brings its base model along.
+    `quantize="nf4"` or `"int8"` packs the layers' matrices by bitsandbytes; an adapter then stays beside them.
     """
     folder = find(name, revision)
+    if adapter is None and (base := adapters.base_of(folder)) is not None:
+        name, adapter, folder = base, folder, find(base)
     where = pick_device(device)
+    if tensor_parallel > 1 and (adapter or quantize):
+        raise UserError(
+            "tensor_parallel splits whole plain weights: save the model with its adapter merged, unquantised"
+        )
+    if quantize:
+        require(quantize, where)
     settings = read_json(folder / "config.json")
     if not settings:
         raise UserError(f"{folder} has no config.json, so it is not a checkpoint")
@@ -55,8 +70,15 @@ def load(
     if tensor_parallel > 1:
         network = _split(config, folder, where, pick_dtype(dtype, settings, where), tensor_parallel)
     else:
-        network = read_network(config, folder, where, pick_dtype(dtype, settings, where))
-    return LM(network.eval(), tokenizer, str(name), settings, generation)
+        network = read_network(
+            config, folder, torch.device("cpu") if quantize else where, pick_dtype(dtype, settings, where)
+        )
+    lm = LM(network.eval(), tokenizer, str(name), settings, generation)
+    if quantize:
+        quantise(network, quantize, where)
+    if adapter is not None:
+        adapters.load(lm, find(adapter), merged=merge and not quantize)
+    return lm
 
 
 def _split(config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype, size: int) -> Transformer:
@@ -84,7 +106,7 @@ def pick_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"device={str(device)!r} cannot be used here ({reason}); use auto, cpu, cuda or mps") from error
-    return found
+    return torch.device("cpu") if found.type == "cpu" else found  # safetensors knows no "cpu:0"
 
 
 def pick_dtype(dtype: str | torch.dtype, settings: Mapping[str, Any], device: torch.device) -> torch.dtype:

@@ -54,10 +54,6 @@ class Layer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def _one_on(hidden: Tensor) -> Tensor:
-    return torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)
-
-
 def _table(rows: int, width: int) -> nn.Embedding:
     """An embedding whose weights are still to be filled: nn.Embedding's own draw imports torch._dynamo on meta (2.7 s)."""
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
@@ -167,27 +163,8 @@ class Transformer(nn.Module):
         The vocabulary projection runs on those rows only.
         """
         hidden = self.hidden(input_ids, positions, valid, attention)
-        return self.suppress(self.head(self.states(hidden, attention)[rows]))
-
-    def states(
-        self, hidden: Float[Tensor, "b m d"], attention: AttentionSpec | None = None, shifted: bool | None = None
-    ) -> Float[Tensor, "b l d"]:
-        """For each position the state that predicts its token: its own, or the one before it in shifted families.
-
-        Of two streams it is the noisy one's; but what stands before a block is clean by the time the block is decoded.
-        `shifted` = None is as the network was made. The first position has none before it, and is predicted by its own.
-        """
-        spec, shifted = attention or self.attention, self.config.shifted_logits if shifted is None else shifted
-        noisy, clean = hidden.chunk(2, dim=1) if spec.kind == "two_stream" else (hidden, None)
-        if not shifted:
-            return noisy
-        before = _one_on(noisy)
-        if clean is not None:
-            assert spec.block_length is not None
-            position = torch.arange(noisy.shape[1], device=hidden.device)
-            first = (position % spec.block_length == 0) & (position > 0)
-            before = torch.where(first[:, None], _one_on(clean), before)
-        return before
+        states = (attention or self.attention).states(hidden, self.config.shifted_logits)
+        return self.suppress(self.head(states[rows]))
 
     def suppress(self, logits: Float[Tensor, "n v"], always: bool = False) -> Float[Tensor, "n v"]:
         """The mask token's logit set to minus infinity; unless `always`, not where the family's own code leaves it in.
@@ -203,7 +180,7 @@ class Transformer(nn.Module):
         return logits.index_fill(-1, torch.tensor([mask], device=logits.device), float("-inf"))
 
     def matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Hidden weight matrices (neither embeddings nor head nor vectors): what Muon is for."""
+        """Hidden weight matrices (neither embeddings nor head nor vectors nor adapters): what Muon is for."""
         for name, parameter in self.layers.named_parameters():
-            if parameter.ndim >= 2 and "router" not in name:
+            if parameter.ndim >= 2 and "router" not in name and "lora" not in name:
                 yield f"layers.{name}", parameter

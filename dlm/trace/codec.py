@@ -7,6 +7,7 @@ varints, the request's own facts as JSON, and columns; bit-packed ones where tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from threading import get_ident
@@ -22,6 +23,7 @@ from dlm.trace.trace import GIVEN, NEVER, NO_EVENTS, NO_GROWTH, REDACTED, Later,
 
 FORMAT = 1
 HEAD = 1 + DIGEST
+FRAME_HEADER = 18  # bytes of zstd's, at most
 MAX_CONTENT = 2**23  # bytes a record may unfold to; more is refused before anything is allocated
 MAX_LENGTH, MAX_STEPS, MAX_LATER, MAX_TOPK = 2**18, 2**20, 2**20, 2**21
 MAX_TOKEN = 2**30
@@ -40,8 +42,9 @@ class CorruptTrace(UserError):
 def encode(trace: Trace, dictionary: zstandard.ZstdCompressionDict | None = None, level: int = LEVEL) -> bytes:
     """The record of a trace. Its context is not inside, but the record's digest vouches for it too."""
     _refuse_what_does_not_fit(trace)
+    trace = replace(trace, own=Facts.of(trace.own), context=Facts.of(trace.context))
     compressor = _compressor(get_ident(), level, dictionary)
-    size = max(trace.length, len(trace.later))
+    size = max(trace.length, len(trace.later), 0 if trace.topk_tokens is None else trace.topk_tokens.size)
     forms = [WHOLE] if size <= PACKED_LIMIT else []
     if size > SHORT:
         forms.append(WHOLE | PLANES)
@@ -78,23 +81,34 @@ def decode(
 
 def digest(trace: Trace) -> bytes:
     """BLAKE2b-128 of all that a trace says, whatever form it is stored in."""
-    later, options = trace.later, (trace.accepted, trace.confidence, trace.topk_tokens, trace.topk_logits)
-    names = trace.request_id.encode(), facts(trace.own)
-    sizes = len(names[0]), len(names[1]), len(later), len(trace.growth), len(trace.digests)
+    later, name, own = trace.later, trace.request_id.encode(), facts(trace.own)
+    options = [trace.accepted, trace.confidence, trace.topk_tokens, trace.topk_logits]
     options = [option for option in options if option is not None]
     shapes = [(option.dtype.str, option.shape) for option in options] if options else ""
-    head = f"{trace.mask_id} {trace.num_steps} {trace.length} {sizes}{shapes}"
-    total = blake2b(b"".join((head.encode(), *names, facts_digest(trace.context), trace.digests)), digest_size=DIGEST)
-    total.update(trace.first_step.data)
-    total.update(trace.first_token.data)
-    if sizes[2]:
+    m, g = len(later.step), len(trace.growth)
+    sizes = f"({len(name)}, {len(own)}, {m}, {g}, {len(trace.digests)})"
+    head = f"{trace.mask_id} {trace.num_steps} {len(trace.first_step)} {sizes}{shapes}"
+    total = blake2b(
+        b"".join((head.encode(), name, own, facts_digest(trace.context), trace.digests)), digest_size=DIGEST
+    )
+    total.update(trace.first_step)
+    total.update(trace.first_token)
+    if m:
         for column in (later.step, later.position, later.kind, later.token):
-            total.update(column.data)
-    if sizes[3]:
-        total.update(trace.growth.data)
+            total.update(column)
+    if g:
+        total.update(trace.growth)
     for option in options:
-        total.update(option.data)
+        total.update(option)
     return total.digest()
+
+
+def dictionary_of(record: bytes) -> int:
+    """The number of the dictionary a record needs, told by its first bytes; 0 for none, and for what is no record."""
+    try:
+        return zstandard.get_frame_parameters(record[HEAD:]).dict_id
+    except zstandard.ZstdError:
+        return 0
 
 
 def content(trace: Trace, form: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The SQLite file under a store: its tables, and SQL. Knows records as bytes, and nothing of what is in them."""
+"""The database under a store: what is put into its tables and found there. Knows records as bytes, not what is in them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import zstandard
 
 from dlm.errors import UserError
+from dlm.trace.connection import Durability, connect
 from dlm.trace.facts import DIGEST, NO_FACTS, Facts
-
-Durability = Literal["trace", "group", "none"]
-# "none" leaves writing to the operating system: a killed process loses nothing, a power cut may.
-SYNCHRONOUS: dict[Durability, str] = {"trace": "FULL", "group": "FULL", "none": "OFF"}
-APPLICATION, VERSION = 0x646C6D74, 1  # "dlmt"
-PAGE = 8192
-BUSY = 60.0  # seconds to wait for another process's transaction
-# `at` is the tick (0.1 ms) a trace was stored at, made unique: the order of commits, a time and a key in one.
-SCHEMA = """
-CREATE TABLE traces (at INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, context INTEGER NOT NULL, record BLOB NOT NULL);
-CREATE TABLE contexts (context INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, facts BLOB NOT NULL);
-CREATE TABLE dictionaries (dictionary INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, content BLOB NOT NULL);
-CREATE TABLE pieces (tokenizer TEXT PRIMARY KEY, digest BLOB NOT NULL, content BLOB NOT NULL);
-"""
 
 
 class StoreError(UserError):
@@ -62,27 +49,18 @@ class Database:
     def __init__(self, path: Path, durability: Durability = "group", create: bool = True) -> None:
         self.path = path
         self.lock = threading.RLock()
-        if not path.is_file():
-            if not create:
-                raise UserError(f"{path}: there is no trace store here; give another with --store or DLM_TRACES")
-            _make_folder(path)
         with self._explained():
-            # Autocommit: transactions are begun where they are meant.
-            self.sql = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
-            try:
-                self._prepare(durability)
-            except BaseException:
-                self.sql.close()
-                raise
+            self.sql = connect(path, durability, create)
 
     def close(self) -> None:
         with self.lock:
             self.sql.close()
 
-    def insert(self, entries: Sequence[Entry]) -> list[bool]:
-        """Store records in one transaction, all or none; False for each whose id was taken."""
+    def insert(self, entries: Sequence[Entry], dictionary: zstandard.ZstdCompressionDict | None = None) -> list[bool]:
+        """Store records in one transaction, all or none, and what they were written with; False where an id was taken."""
         taken = []
         with self.transaction():
+            self._bring_back(dictionary)
             at = self._one("SELECT max(at) FROM traces") or 0
             for entry in entries:
                 at = max(at + 1, time.time_ns() // 100_000)
@@ -95,9 +73,12 @@ class Database:
                 taken.append(done.rowcount == 1)
         return taken
 
-    def replace(self, at: int, facts: bytes, record: bytes) -> None:
-        """Put another record and context in the place of one."""
+    def replace(
+        self, at: int, facts: bytes, record: bytes, dictionary: zstandard.ZstdCompressionDict | None = None
+    ) -> None:
+        """Put another record and context in the place of one, and keep what it was written with."""
         with self.transaction():
+            self._bring_back(dictionary)
             self.sql.execute(
                 "UPDATE traces SET context = ?, record = ? WHERE at = ?", (self._context_number(facts), record, at)
             )
@@ -145,6 +126,12 @@ class Database:
             raise LookupError(f"dictionary {number} is damaged")
         return zstandard.ZstdCompressionDict(found[0][1])
 
+    def add_dictionary(self, dictionary: zstandard.ZstdCompressionDict) -> int:
+        """Keep a dictionary under the number it bears, and return that. Raises UserError where another one has it."""
+        with self.transaction():
+            self._keep_dictionary(dictionary)
+        return dictionary.dict_id()
+
     def query(self, query: str, *values: object) -> list[tuple]:
         """All rows of a query."""
         with self._explained():
@@ -170,44 +157,29 @@ class Database:
 
     def _context_number(self, facts: bytes) -> int:
         digest = blake2b(facts, digest_size=DIGEST).digest() if facts else NO_FACTS
-        self.sql.execute("INSERT INTO contexts (digest, facts) VALUES (?, ?) ON CONFLICT DO NOTHING", (digest, facts))
-        return self._one("SELECT context FROM contexts WHERE digest = ?", digest)
+        known = self.sql.execute("SELECT context FROM contexts WHERE digest = ?", (digest,)).fetchone()
+        if known is not None:
+            return known[0]
+        made = self.sql.execute("INSERT INTO contexts (digest, facts) VALUES (?, ?)", (digest, facts)).lastrowid
+        assert made is not None
+        return made
+
+    def _bring_back(self, dictionary: zstandard.ZstdCompressionDict | None) -> None:
+        """Keep what records to come were written with, if another process has tidied it away since."""
+        if dictionary is not None:
+            known = self._one("SELECT count(*) FROM dictionaries WHERE dictionary = ?", dictionary.dict_id())
+            if not known:
+                self._keep_dictionary(dictionary)
+
+    def _keep_dictionary(self, dictionary: zstandard.ZstdCompressionDict) -> None:
+        number, content = dictionary.dict_id(), dictionary.as_bytes()
+        digest = blake2b(content, digest_size=DIGEST).digest()
+        self.sql.execute("INSERT INTO dictionaries VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (number, digest, content))
+        if not self._one("SELECT count(*) FROM dictionaries WHERE dictionary = ? AND digest = ?", number, digest):
+            raise UserError(f"dictionary {number}: the store has another one of this number")
 
     def _one(self, query: str, *values: object) -> int:
         return self.sql.execute(query, values).fetchone()[0]
-
-    def _prepare(self, durability: Durability) -> None:
-        """Make the tables in a new file, and refuse files that are not ours."""
-        known = self._one("PRAGMA application_id"), self._one("PRAGMA user_version")
-        if known == (0, 0):
-            if self._one("SELECT count(*) FROM sqlite_master"):
-                raise UserError(f"{self.path}: an SQLite file, but no trace store")
-            self.sql.execute(f"PRAGMA page_size = {PAGE}")
-            self._patiently("PRAGMA journal_mode = WAL")
-            with self.transaction():
-                if self._one("PRAGMA user_version") == 0:  # else another process was faster
-                    for statement in SCHEMA.strip().split("\n"):
-                        self.sql.execute(statement)
-                    self.sql.execute(f"PRAGMA application_id = {APPLICATION}")
-                    self.sql.execute(f"PRAGMA user_version = {VERSION}")
-        elif known[0] != APPLICATION:
-            raise UserError(f"{self.path}: an SQLite file, but no trace store")
-        elif known[1] > VERSION:
-            raise UserError(f"{self.path}: a trace store of version {known[1]}; this dlm reads up to {VERSION}")
-        for pragma in (f"synchronous = {SYNCHRONOUS[durability]}", "cell_size_check = ON", "trusted_schema = OFF"):
-            self.sql.execute(f"PRAGMA {pragma}")
-
-    def _patiently(self, statement: str) -> None:
-        """Try again while another process makes the same file: SQLite does not wait for this lock by itself."""
-        deadline = time.monotonic() + BUSY
-        while True:
-            try:
-                self.sql.execute(statement)
-                return
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -231,10 +203,3 @@ ADVICE = {
     "SQLITE_CANTOPEN": ": it cannot be opened; is the path right, and the folder writable?",
     "SQLITE_READONLY": ": it cannot be written",
 }
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: its folder cannot be made: {error.strerror}") from None

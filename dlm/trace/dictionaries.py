@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import zstandard
 from dlm.errors import UserError
 from dlm.trace.codec import WHOLE, content
 from dlm.trace.database import Database
-from dlm.trace.facts import DIGEST
 from dlm.trace.trace import Trace
 
 FEWEST = 100  # traces to learn from
@@ -44,17 +42,10 @@ class Dictionaries:
 
 def add(database: Database, data: bytes) -> int:
     """Keep a dictionary in the store under the number it bears."""
-    number = zstandard.ZstdCompressionDict(data).dict_id()
-    if number == 0:
+    dictionary = zstandard.ZstdCompressionDict(data)
+    if dictionary.dict_id() == 0:
         raise UserError("dictionary: these bytes are no trained zstd dictionary (dlm-trace train-dict makes one)")
-    digest = blake2b(data, digest_size=DIGEST).digest()
-    known = database.query("SELECT digest FROM dictionaries WHERE dictionary = ?", number)
-    if known and known[0][0] != digest:
-        raise UserError(f"dictionary {number}: the store has another one of this number")
-    if not known:
-        with database.transaction():
-            database.query("INSERT INTO dictionaries VALUES (?, ?, ?) ON CONFLICT DO NOTHING", number, digest, data)
-    return number
+    return database.add_dictionary(dictionary)
 
 
 def trained(traces: Iterable[Trace], number: int, size: int = SIZE) -> bytes:

@@ -18,6 +18,11 @@ class Facts(Mapping[str, Any]):
     def __init__(self, data: bytes) -> None:
         self.json = data
 
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> "Facts":
+        """The same table, as JSON once and for all."""
+        return table if isinstance(table, cls) else cls(facts(table))
+
     @cached_property
     def digest(self) -> bytes:
         return blake2b(self.json, digest_size=DIGEST).digest()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from dlm.errors import UserError
 from dlm.trace.codec import CorruptTrace, decode
@@ -38,11 +39,16 @@ def default_path() -> Path:
 
 
 class TraceReader:
-    """The reading half of a store: `open_database` is called when first needed."""
+    """The reading half of a store, and all that a reader needs to load; `open_database` is called when first needed."""
 
-    def __init__(self, path: Path, open_database: Callable[[], Database], dictionaries: Dictionaries) -> None:
-        self.path, self.dictionaries = path, dictionaries
-        self._open = open_database
+    def __init__(
+        self,
+        path: Path,
+        open_database: Callable[[], Database] | None = None,
+        dictionaries: Dictionaries | None = None,
+    ) -> None:
+        self.path, self.dictionaries = path, dictionaries or Dictionaries()
+        self._open = open_database or partial(Database, path, create=False)
         self._reader: Database | None = None
         self._contexts: dict[int, Facts] = {}
         self._pieces: dict[str, Pieces | None] = {}
@@ -53,6 +59,18 @@ class TraceReader:
         if self._reader is None:
             self._reader = self._open()
         return self._reader
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __getitem__(self, request_id: str) -> Trace:
         """The trace of an id, checked. Raises UnknownTrace, which names the nearest ids, or CorruptTrace."""

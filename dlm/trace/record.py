@@ -171,12 +171,15 @@ class Recorder:
         """All events as rows step, position, kind, token."""
         if not self._events:
             return np.zeros((4, 0), np.int32)
-        parts = []
-        for step, positions, tokens, kinds, _, _ in self._events:
-            part = np.empty((4, len(positions)), np.int32)
-            part[0], part[1], part[2], part[3] = step, positions, kinds, tokens
-            parts.append(part)
-        columns = np.concatenate(parts, axis=1)
+        steps, positions, tokens, kinds = zip(*(event[:4] for event in self._events), strict=True)
+        sizes = [len(row) for row in positions]
+        columns = np.empty((4, sum(sizes)), np.int32)
+        columns[0], columns[1] = np.repeat(steps, sizes), np.concatenate(positions)
+        if all(isinstance(kind, int) for kind in kinds):
+            columns[2] = np.repeat(kinds, sizes)
+        else:
+            columns[2] = np.concatenate([np.broadcast_to(kind, size) for kind, size in zip(kinds, sizes, strict=True)])
+        columns[3] = np.concatenate(tokens)
         columns[3, columns[2] == MASK] = NO_MASK if self.mask_id is None else self.mask_id
         return columns
 

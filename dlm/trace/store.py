@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dlm.errors import UserError
 from dlm.trace import upkeep
-from dlm.trace.database import Database, Durability
+from dlm.trace.connection import Durability
+from dlm.trace.database import Database
 from dlm.trace.dictionaries import SIZE, Dictionaries, given
 from dlm.trace.reader import TraceReader, check_id, default_path
 from dlm.trace.record import BatchRecorder, Recorder, check_keep
@@ -161,9 +162,7 @@ class TraceStore(TraceReader):
             self._writer.close()
         finally:
             self._finalizer.detach()
-            if self._reader is not None:
-                self._reader.close()
-                self._reader = None
+            super().close()
 
     def add_tokenizer(self, tokenizer: str, content: str) -> None:
         """`add_pieces` from the content of a tokenizer.json."""
@@ -224,12 +223,6 @@ class TraceStore(TraceReader):
         from dlm.trace.export import to_dataset
 
         return to_dataset(self, **options)
-
-    def __enter__(self) -> TraceStore:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"TraceStore({str(self.path)!r}, durability={self.durability!r})"

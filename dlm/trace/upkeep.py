@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
-from dlm.trace.codec import encode
+from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of, encode
 from dlm.trace.database import StoreError
 from dlm.trace.dictionaries import add, trained
 from dlm.trace.facts import facts
@@ -53,7 +53,7 @@ def fsck(store: TraceStore) -> Report:
 
 
 def gc(store: TraceStore, keep: int | str | timedelta) -> int:
-    """Delete old traces, and give their room back to the file system."""
+    """Delete old traces, and dictionaries no trace needs, and give their room back to the file system."""
     store.flush()
     database = store.database
     if isinstance(keep, int) or str(keep).isdigit():
@@ -66,6 +66,12 @@ def gc(store: TraceStore, keep: int | str | timedelta) -> int:
     with database.transaction():
         gone = database.sql.execute("DELETE FROM traces WHERE at < ?", (start,)).rowcount
         database.sql.execute("DELETE FROM contexts WHERE context NOT IN (SELECT context FROM traces)")
+        heads = database.query("SELECT substr(record, 1, ?) FROM traces", HEAD + FRAME_HEADER)
+        used = {dictionary_of(head) for (head,) in heads}
+        # The newest is what the next trace is written with.
+        for (number,) in database.query("SELECT dictionary FROM dictionaries ORDER BY rowid DESC LIMIT -1 OFFSET 1"):
+            if number not in used:
+                database.query("DELETE FROM dictionaries WHERE dictionary = ?", number)
     store.forget_contexts()
     shrink(store)
     return gone
@@ -81,11 +87,10 @@ def redact(store: TraceStore, request_ids: Iterable[str] | None, how: Prompts) -
     for name in names:
         store[name]  # an unknown or damaged one is told before anything is changed
     store.database.query("PRAGMA secure_delete = ON")
+    dictionary = store.dictionaries.to_write_with(store.database)
     for name in names:
         trace = redacted(store[name], how)
-        row = next(row for row in [store.database.record(name)] if row is not None)
-        record = encode(trace, store.dictionaries.to_write_with(store.database))
-        store.database.replace(row[0], facts(trace.context), record)
+        store.database.replace(trace.at, facts(trace.context), encode(trace, dictionary), dictionary)
     with store.database.transaction():
         store.database.query("DELETE FROM contexts WHERE context NOT IN (SELECT context FROM traces)")
     store.forget_contexts()
@@ -109,7 +114,7 @@ def recompress(store: TraceStore) -> int:
         trace = store.decoded(request_id, at, context, record)
         smaller = encode(trace, dictionary)
         if len(smaller) < len(record):
-            store.database.replace(at, facts(trace.context), smaller)
+            store.database.replace(at, facts(trace.context), smaller, dictionary)
             saved += len(record) - len(smaller)
     shrink(store)
     return saved

@@ -6,13 +6,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from dlm.errors import UserError
 from dlm.trace.codec import encode
 from dlm.trace.database import Database, Entry, StoreError
-from dlm.trace.facts import facts
+from dlm.trace.facts import Facts, facts
 from dlm.trace.record import Recorder
 from dlm.trace.trace import Trace
 
@@ -148,10 +148,16 @@ class Writer:
         """Encode and commit; a trace that cannot be encoded does not keep the others from the disk."""
         entries: list[Entry] = []
         encoded: list[Task] = []
+        try:
+            dictionary = self.dictionary(database)
+        except Exception as error:
+            self._finish(tasks, error)
+            return
         for task in tasks:
             try:
                 trace = self.prepare(task.source.trace() if isinstance(task.source, Recorder) else task.source)
-                record = encode(trace, self.dictionary(database))
+                trace = replace(trace, context=Facts.of(trace.context))
+                record = encode(trace, dictionary)
                 entries.append(Entry(trace.request_id, facts(trace.context), record, task.overwrite))
                 encoded.append(task)
             except Exception as error:  # a broken recording is its owner's to hear of, not the end of this thread
@@ -159,7 +165,7 @@ class Writer:
         if not entries:
             return
         try:
-            stored = database.insert(entries)
+            stored = database.insert(entries, dictionary)
         except Exception as error:
             self._finish(encoded, error)
             return

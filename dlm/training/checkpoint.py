@@ -9,19 +9,34 @@ from pathlib import Path
 
 from dlm.errors import UserError
 
-NAME = re.compile(r"step-(\d+)")
+NAME = re.compile(r"step-\d+")
 
 
-def publish(folder: Path, step: int, write: Callable[[Path], None], keep_last: int) -> Path:
-    """Let `write` fill a temporary folder, flush it to disk, rename it into place, then drop all but the newest `keep_last`."""
+def publish(
+    folder: Path,
+    step: int,
+    write: Callable[[Path], None],
+    keep_last: int,
+    main: bool = True,
+    wait: Callable[[], None] = lambda: None,
+) -> None:
+    """Let `write` fill a temporary folder, flush it to disk, rename it into place, then drop all but the newest `keep_last`.
+
+    Of many processes each one calls this and writes its part; `main` is True in one of them and `wait` is their barrier.
+    """
     work = folder / f".writing-{step:08d}"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    if main:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+    wait()
     write(work)
-    return seal(folder, step, work, keep_last)
+    wait()
+    if main:
+        seal(folder, step, work, keep_last)
+    wait()
 
 
-def seal(folder: Path, step: int, work: Path, keep_last: int) -> Path:
+def seal(folder: Path, step: int, work: Path, keep_last: int) -> None:
     """Flush a filled temporary folder, rename it to its step's name, drop old checkpoints and what crashes left."""
     final = folder / f"step-{step:08d}"
     for path in [*work.rglob("*"), work]:
@@ -32,7 +47,6 @@ def seal(folder: Path, step: int, work: Path, keep_last: int) -> Path:
     sync(folder)
     for old in [*found(folder)[keep_last:], *folder.glob(".writing-*")]:
         shutil.rmtree(old)
-    return final
 
 
 def sync(path: Path) -> None:
@@ -48,8 +62,12 @@ def found(folder: Path) -> list[Path]:
     """Complete checkpoints, newest first; a folder that a crash left half written has another name."""
     if not folder.is_dir():
         return []
-    named = [(int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(named, reverse=True)]
+    return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a complete checkpoint was written."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def check_same_run(checkpoint: Path, config: dict, free: set[str]) -> None:

@@ -6,7 +6,15 @@ from pydantic import Field, model_validator
 
 from dlm.data.config import DataConfig
 from dlm.models.config import ModelConfig
-from dlm.training.sections import ObjectiveConfig, Section
+from dlm.training.sections import (
+    AdapterConfig,
+    AlignConfig,
+    ObjectiveConfig,
+    ProfileConfig,
+    ReplayConfig,
+    Section,
+    WatchConfig,
+)
 
 
 class GroupConfig(Section):
@@ -24,10 +32,13 @@ class GroupConfig(Section):
 class OptimConfig(Section):
     """Per-group optimiser settings; train.lr is the common factor."""
 
+    freeze: tuple[str, ...] = Field(
+        default=(), description="modules that are not trained, as lm_head, embed, mlp, layers.0, layers.*.attn"
+    )
     hidden: GroupConfig = Field(default=GroupConfig(weight_decay=0.01), description="matrices inside the layers")
     embed: GroupConfig = Field(default=GroupConfig(), description="token and position embeddings (and a tied head)")
     head: GroupConfig = Field(default=GroupConfig(), description="untied output head")
-    scalar: GroupConfig = Field(default=GroupConfig(), description="norm weights, biases, routers, stacked experts")
+    scalar: GroupConfig = Field(default=GroupConfig(), description="norm weights, biases, routers, stacked experts, adapters")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW first moment")
     beta2: float = Field(default=0.95, ge=0, lt=1, description="AdamW second moment")
     eps: float = Field(default=1e-8, gt=0, description="AdamW epsilon")
@@ -125,14 +136,35 @@ class TrainConfig(Section):
     model: ModelConfig = Field(default=ModelConfig(), description="the network's shape, when training from scratch")
     data: DataConfig = Field(default=DataConfig(), description="what to train on")
     objective: ObjectiveConfig = Field(default=ObjectiveConfig(), description="what is minimised")
+    replay: ReplayConfig = Field(default=ReplayConfig(), description="past batches among the new ones")
+    align: AlignConfig = Field(default=AlignConfig(), description="alignment to a causal teacher")
+    adapter: AdapterConfig = Field(default=AdapterConfig(), description="LoRA and QLoRA")
     optim: OptimConfig = Field(default=OptimConfig(), description="optimiser groups")
     eval: EvalConfig = Field(default=EvalConfig(), description="validation and samples")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="checkpoints")
     log: LogConfig = Field(default=LogConfig(), description="logging")
+    watch: WatchConfig = Field(default=WatchConfig(), description="pictures, gradient norms and samples")
+    profile: ProfileConfig = Field(default=ProfileConfig(), description="profiling")
+
+    @property
+    def extendable(self) -> bool:
+        """Whether a stopped run may be given more steps: nothing so far depended on how many there are."""
+        follows = (self.align.weight > 0 and self.align.decay != "constant") or self.objective.masking == "trajectory"
+        return self.train.schedule in ("constant", "wsd") and not follows
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         t = self.train
+        if self.objective.masking == "trajectory" and self.data.source != "traces":
+            raise ValueError(
+                f'objective.masking = trajectory needs data.source = "traces", not "{self.data.source}": '
+                "dlm-infer --trace and dlm-prepare trajectories record them"
+            )
+        if self.objective.masking == "block" and t.length % (self.objective.block_length or 1):
+            raise ValueError(
+                f"train.length = {t.length} is not a multiple of objective.block_length = {self.objective.block_length}: "
+                "the last block of every sequence would be cut"
+            )
         if t.warmup_steps > t.steps:
             raise ValueError(f"train.warmup_steps = {t.warmup_steps} exceeds train.steps = {t.steps}")
         if (t.schedule == "wsd") != (t.decay_steps > 0):
@@ -143,6 +175,12 @@ class TrainConfig(Section):
             raise ValueError(
                 f"train.batch_size = {t.batch_size} is not a multiple of train.micro_batch_size = {t.micro_batch_size}"
             )
+        if self.align.weight and self.objective.masking == "causal":
+            raise ValueError(f"align.weight = {self.align.weight}: masking = 'causal' masks nothing that could be aligned")
+        if self.align.weight and not (self.align.teacher or self.align.anchors or t.init_from):
+            raise ValueError(f"align.weight = {self.align.weight}: no teacher; set align.teacher or train.init_from")
+        if self.adapter.kind != "none" and t.init_from is None:
+            raise ValueError(f"adapter.kind = {self.adapter.kind!r} needs the model it adapts: set train.init_from")
         if t.init_from is None and t.length > self.model.max_position_embeddings:
             raise ValueError(
                 f"train.length = {t.length} exceeds model.max_position_embeddings = {self.model.max_position_embeddings}"

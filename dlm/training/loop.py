@@ -2,16 +2,14 @@
 
 import json
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import set_seed
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dlm import config as toml
 from dlm.data.loader import BatchLoader
@@ -19,20 +17,25 @@ from dlm.data.source import build_stream
 from dlm.errors import UserError
 from dlm.models.lm import LM
 from dlm.models.transformer import Transformer
-from dlm.training import checkpoint
+from dlm.training import adapters, checkpoint, processes
+from dlm.training.align import build_align
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
 from dlm.training.objective import Objective
-from dlm.training.optim import build_optimizers, build_schedules
+from dlm.training.optim import build_optimizer, build_schedule
+from dlm.training.profile import Profile
+from dlm.training.replay import ReplayStream
 from dlm.training.report import Report
 from dlm.training.signals import StopRequest, sum_over_processes
 from dlm.training.start import check_compiler, starting_point
 from dlm.training.throughput import flops_a_token
 from dlm.training.validate import HeldOut
+from dlm.training.watch import Epochs, Watch
 
 # Changing these between stop and resume does not change the numbers that a run computes.
-FREE = {"log", "checkpoint", "eval", "data.prefetch", "data.cache", "train.gradient_checkpointing"}
+FREE = {"log", "watch", "profile", "checkpoint", "eval", "data.prefetch", "data.cache", "train.gradient_checkpointing"}
 FREE |= {f"train.{name}" for name in ("out", "resume", "threads", "device", "save_dtype")}
+FREE |= {"adapter.merge"}
 
 
 @dataclass
@@ -69,38 +72,37 @@ class Run:
         self.config, self.out = config, Path(t.out)
         if t.threads:
             torch.set_num_threads(t.threads)
-        AcceleratorState._reset_state()  # a notebook's second run may differ in precision; accelerate would refuse
-        self.accelerator = Accelerator(
-            cpu=t.device == "cpu",
-            mixed_precision="bf16" if t.precision == "bf16" else "no",
-            log_with=list(config.log.trackers) or None,
-            project_dir=str(self.out),
-        )
-        a = self.accelerator
-        set_seed(t.seed)
+        a = self.accelerator = processes.start(config)
+        self.profile = Profile(config.profile, self.out, a.process_index, t.compile)
+        adapters.check(config, a)
         self.lm: LM = starting_point(config)
-        self.network: Transformer = self.lm.network.to(a.device).train()
+        adapters.attach(config, self.lm, a.device)
+        if a.distributed_type not in processes.SPREAD:
+            self.lm.network.to(a.device)
+        self.network: Transformer = self.lm.network.train()
         self.network.gradient_checkpointing = t.gradient_checkpointing
         stream = build_stream(config.data, self.lm.tokenizer, t.length, "train", t.seed)
+        if config.replay.fraction:
+            stream = ReplayStream(stream, config.replay, t.batch_size, t.seed)
         self.loader = BatchLoader(stream, t.batch_size, a.process_index, a.num_processes, prefetch=config.data.prefetch)
-        share = t.batch_size // a.num_processes
-        self.micro = t.micro_batch_size or share
-        if share % self.micro:
-            raise UserError(
-                f"train.batch_size = {t.batch_size} over {a.num_processes} processes is {share} sequences each, "
-                f"not a multiple of train.micro_batch_size = {self.micro}"
-            )
+        self.micro = processes.micro_batch_size(config, a)
         self.held_out = self._held_out()
-        optimizers = build_optimizers(self.network, config.optim, t.lr)
-        objective = Objective(self.network, config.objective, t.seed, t.length)
+        self.watch, self.epochs = Watch(config, self.held_out), Epochs(config.watch.epochs)
+        self.optimizer = build_optimizer(self.network, config.optim, t.lr, t.ema)
+        align = build_align(config, self.lm, a.device)
+        objective = Objective(self.network, config.objective, t.seed, t.length, align)
+        objective.ranges = self.profile.ranges
+        objective.ranges.name_layers(self.network.layers)
         if t.compile:
             check_compiler(a.device)
             objective.compile_parts()
-        self.schedules = build_schedules(optimizers, t)
-        self.objective, *self.optimizers = a.prepare(objective, *optimizers)
-        self.ema = AveragedModel(self.network, multi_avg_fn=get_ema_multi_avg_fn(t.ema)) if t.ema else None
+        self.schedule = build_schedule(self.optimizer, t)
+        self.whole = processes.Whole(a, self.network)
+        if config.adapter.kind != "none" and a.distributed_type not in processes.SPREAD:
+            adapters.keep_trained(objective)
+        self.objective, self.prepared = a.prepare(objective, self.optimizer)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
-        a.register_for_checkpointing(self)
+        a.register_for_checkpointing(self, *([align] if align else []))
         self.stop = StopRequest()
 
     # --- the state that accelerate saves beside model, optimisers and random generators ---------------------------
@@ -111,31 +113,21 @@ class Run:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "data": self.loader.state_dict(),
-            "schedules": [s.state_dict() for s in self.schedules],
-            "ema": self.ema.state_dict() if self.ema else None,
+            "schedule": self.schedule.state_dict(),
+            "epochs": self.epochs.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         self.loader.load_state_dict(state["data"])
-        for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
-            schedule.load_state_dict(saved)
-        if self.ema:
-            self.ema.load_state_dict(state["ema"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.epochs.load_state_dict(state["epochs"])
 
     def save_checkpoint(self) -> None:
         """Write everything a bitwise resumption needs, atomically."""
-        a, folder = self.accelerator, self.out / "checkpoints"
-        a.wait_for_everyone()
-        if a.num_processes == 1:
-            checkpoint.publish(folder, self.step, self._write, self.config.checkpoint.keep_last)
-            return
-        work = folder / f".writing-{self.step:08d}"  # every process writes its part before one of them renames
-        self._write(work)
-        a.wait_for_everyone()
-        if a.is_main_process:
-            checkpoint.seal(folder, self.step, work, self.config.checkpoint.keep_last)
-        a.wait_for_everyone()
+        a, keep = self.accelerator, self.config.checkpoint.keep_last
+        folder = self.out / "checkpoints"
+        checkpoint.publish(folder, self.step, self._write, keep, a.is_main_process, a.wait_for_everyone)
 
     def _write(self, folder: Path) -> None:
         self.accelerator.save_state(str(folder))
@@ -144,12 +136,11 @@ class Run:
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if the config allows and there is one."""
-        complete = checkpoint.found(self.out / "checkpoints")
-        if not complete or not self.config.train.resume:
+        complete = checkpoint.found(self.out / "checkpoints") if self.config.train.resume else []
+        processes.agree(self.accelerator, checkpoint.step_of(complete[0]) if complete else 0, str(self.out))
+        if not complete:
             return
-        extendable = (
-            {"train.steps", "train.decay_steps"} if self.config.train.schedule in ("constant", "wsd") else set()
-        )
+        extendable = {"train.steps", "train.decay_steps"} if self.config.extendable else set()
         checkpoint.check_same_run(complete[0], self.config.model_dump(mode="json"), FREE | extendable)
         self.accelerator.load_state(str(complete[0]))
 
@@ -164,7 +155,7 @@ class Run:
         result = TrainResult(self.out, self.step)
         parameters = sum(p.numel() for p in self.network.parameters())
         flops = flops_a_token(self.network.config, parameters, c.train.length)
-        with self.stop, Report(c, a, flops, self.step) as report:
+        with self.stop, Report(c, a, flops, self.step) as report, self.profile.recording(report.say):
             report.say(
                 f"{parameters:,} parameters, GEMM ceiling {report.ceiling / 1e9:.0f} GFLOP/s, {c.train.steps} steps"
             )
@@ -173,16 +164,20 @@ class Run:
                 parts, norm = self.optimiser_step()
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
+                self.profile.step(self.step)
+                ended = self.epochs.ended(self.loader.epoch, self.tokens, self.seconds)
                 result.losses.append(sum(parts.values()))
-                lr = float(self.schedules[0].get_last_lr()[0])
+                lr = float(self.schedule.get_last_lr()[0])
                 report.training(self.step, parts, norm, lr, self.tokens, seconds, self.seconds)
                 last = self.step == c.train.steps
                 if c.checkpoint.every and (last or self.step % c.checkpoint.every == 0):
                     self.save_checkpoint()
-                if self.held_out and (last or (c.eval.every and self.step % c.eval.every == 0)):
-                    found = self.held_out.bound(self.averaged, self.lm.require_mask_id(), c.eval.draws)
-                    result.bound, result.bits_per_byte = found.per_token, found.bits_per_byte
-                    report.validation(self.step, self.tokens, found)
+                if c.eval.sequences and (last or ended or (c.eval.every and self.step % c.eval.every == 0)):
+                    self._validate(report, result)
+                if ended:
+                    report.epoch(self.step, ended, result.bound)
+                if self.watch.due(self.step):
+                    self._look(report)
                 if c.eval.sample_every and self.step % c.eval.sample_every == 0:
                     self._sample(report)
             if self.stop.name:
@@ -198,28 +193,28 @@ class Run:
 
     def optimiser_step(self) -> tuple[dict[str, float], float]:
         """One step over one global batch; the parts of the whole batch's loss, and the gradient norm before clipping."""
-        a, t = self.accelerator, self.config.train
-        batch = self._batch()
+        a, t, ranges = self.accelerator, self.config.train, self.profile.ranges
+        torch.manual_seed(crc32(f"{t.seed} {self.step} {a.process_index}".encode()))  # dropout, the one thing unaddressed
+        with ranges("data"):
+            batch = self._batch()
         totals: dict[str, torch.Tensor] = {}
         for start in range(0, len(batch.index), self.micro):
             last = start + self.micro >= len(batch.index)
-            exchange: AbstractContextManager = nullcontext() if last else a.no_sync(self.objective)
-            with torch.enable_grad(), exchange:
-                with a.autocast():
+            with torch.enable_grad(), processes.exchanging(a, self.objective, last):
+                with a.autocast(), ranges("forward"):
                     parts = self.objective(batch.rows(start, start + self.micro))
-                a.backward(
-                    sum(parts.values()) * a.num_processes
-                )  # data parallel averages gradients; shares must add up
+                with ranges("backward"):  # data parallel averages gradients; shares must add up
+                    a.backward(sum(parts.values()) * a.num_processes)
             totals = {name: totals.get(name, 0) + part.detach() for name, part in parts.items()}
-        norm = a.clip_grad_norm_(self.network.parameters(), t.clip if t.clip else float("inf"))
-        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
+        if self.watch.due(self.step + 1):
+            self.watch.measure(a.unwrap_model(self.objective), batch)
+        with ranges("optimiser"):
+            norm = a.clip_grad_norm_(self.network.parameters(), t.clip if t.clip else float("inf"))
+            self.prepared.step()
+            self.prepared.zero_grad()
+            self.schedule.step()
         self.step += 1
         self.tokens += t.batch_size * t.length
-        if self.ema:
-            self.ema.update_parameters(self.network)
         return {name: sum_over_processes(a, total) for name, total in totals.items()}, float(torch.as_tensor(norm))
 
     def _batch(self) -> Batch:
@@ -233,17 +228,38 @@ class Run:
         ids = rows["input_ids"].to(device)
         prompt = rows["prompt_mask"]
         answer = torch.ones_like(ids, dtype=torch.bool) if prompt is None else ~prompt.to(device)
-        t = self.config.train
-        return Batch(ids, answer, rows["index"].to(device), self.step, t.batch_size, progress=self.step / t.steps)
+        t, order = self.config.train, rows.get("order")
+        return Batch(
+            ids,
+            answer,
+            rows["index"].to(device),
+            self.step,
+            t.batch_size,
+            progress=self.step / t.steps,
+            order=None if order is None else order.to(device),
+        )
 
     # --- looking at it, and the end -------------------------------------------------------------------------------
 
-    @property
-    def averaged(self) -> Transformer:
-        """The weights that are validated and saved: the averaged ones where there are any."""
-        network = self.ema.module if self.ema else self.network
-        assert isinstance(network, Transformer)
-        return network
+    @contextmanager
+    def averaged(self) -> Iterator[Transformer | None]:
+        """In the main process the network that is validated and saved, with the averaged weights where there are any.
+
+        None in the others, which must ask for it as well.
+        """
+        exchange = self.optimizer.exchange if self.config.train.ema else lambda: None
+        exchange()
+        try:
+            yield self.whole(self.objective)
+        finally:
+            exchange()
+
+    def _validate(self, report: Report, result: TrainResult) -> None:
+        with self.averaged() as network:
+            if network is not None and self.held_out is not None:
+                found = self.held_out.bound(network, self.config.eval.draws)
+                result.bound, result.bits_per_byte = found.per_token, found.bits_per_byte
+                report.validation(self.step, self.tokens, found)
 
     def _held_out(self) -> HeldOut | None:
         e, t = self.config.eval, self.config.train
@@ -256,27 +272,28 @@ class Run:
         held_out = HeldOut(stream, e.sequences, e.batch_size, sizes)
         return held_out if held_out.batches else None
 
+    def _look(self, report: Report) -> None:
+        with self.averaged() as network:
+            if network is not None:
+                self.watch.look(LM(network, self.lm.tokenizer, "training"), report, self.step)
+
     def _sample(self, report: Report) -> None:
-        if not self.accelerator.is_main_process:
-            return
         import dlm
 
-        lm = LM(self.averaged, self.lm.tokenizer, "training")
-        for prompt in self.config.eval.prompts:
-            if "[MASK" in prompt:
-                found = dlm.infill(lm, [prompt])
-            else:
-                found = dlm.generate(lm, [prompt], gen_length=self.config.eval.gen_length)
-            report.say(f"--- step {self.step}: {prompt!r}\n{found[0].text}")
+        with self.averaged() as network:
+            if network is None:
+                return
+            lm = LM(network, self.lm.tokenizer, "training")
+            for prompt in self.config.eval.prompts:
+                if "[MASK" in prompt:
+                    found = dlm.infill(lm, [prompt])
+                else:
+                    found = dlm.generate(lm, [prompt], gen_length=self.config.eval.gen_length)
+                report.say(f"--- step {self.step}: {prompt!r}\n{found[0].text}")
 
     def _save_final(self) -> None:
-        a = self.accelerator
-        a.wait_for_everyone()
-        if self.ema is None and a.num_processes > 1:
-            weights = a.get_state_dict(self.objective)  # gathers what FSDP or DeepSpeed has spread out
-            if a.is_main_process:
-                self.network.load_state_dict({k.removeprefix("network."): v for k, v in weights.items()})
-        if a.is_main_process:
-            final = LM(self.averaged, self.lm.tokenizer, self.lm.name, self.lm.settings, self.lm.generation)
-            final.save(self.out, dtype=self.config.train.save_dtype)
-        a.wait_for_everyone()
+        with self.averaged() as network:
+            if network is not None:
+                final = LM(network, self.lm.tokenizer, self.lm.name, self.lm.settings, self.lm.generation)
+                adapters.save(self.config, final, self.out)
+        self.accelerator.wait_for_everyone()

@@ -1,15 +1,59 @@
 """Optimiser groups, Muon and the learning-rate schedule. Knows nothing of losses or data."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from dlm.errors import UserError
 from dlm.models.transformer import Transformer
 from dlm.training.config import GroupConfig, OptimConfig, TrainSection
+from dlm.training.processes import share, whole
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Each group under its own algorithm: one optimiser, since accelerate saves, and DeepSpeed drives, no more than one.
+
+    With `ema` a parameter's state also holds its `average`, so that it is sharded and saved as the rest of it.
+    """
+
+    def __init__(self, groups: list[dict], config: OptimConfig, ema: float) -> None:
+        self.ema, self.parts = ema, {}
+        adamw, muon = ([g for g in groups if g["algorithm"] == name] for name in ("adamw", "muon"))
+        if adamw:
+            betas = (config.beta1, config.beta2)
+            self.parts["adamw"] = torch.optim.AdamW(adamw, betas=betas, eps=config.eps, fused=True)
+        if muon:
+            self.parts["muon"] = Muon(muon, momentum=config.momentum, ns_steps=config.ns_steps)
+        super().__init__([*adamw, *muon], {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is None
+        for name, part in self.parts.items():  # loading and sharding put new groups and tensors in place of the old
+            part.state, part.param_groups = self.state, [g for g in self.param_groups if g["algorithm"] == name]
+            part.step()
+        if self.ema:
+            for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+                state = self.state[parameter]
+                if "average" in state:
+                    state["average"].lerp_(parameter, 1 - self.ema)
+                else:
+                    state["average"] = parameter.detach().clone()
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Put the averaged weights in the place of the current ones, or, called again, back."""
+        for parameter, state in self.state.items():
+            if "average" in state:
+                current = parameter.detach().clone()
+                parameter.copy_(state["average"])
+                state["average"].copy_(current)
 
 
 class Muon(torch.optim.Muon):
@@ -32,14 +76,15 @@ class Muon(torch.optim.Muon):
                     state["momentum_buffer"] = torch.zeros_like(parameter.grad)
                 buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
                 update = parameter.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-                alike[parameter.shape].append((parameter, update))
+                # A shard's matrix is gathered, and each process then takes the same step: rows cannot be done apart.
+                alike[parameter.shape].append((parameter, whole(update)))
             for (rows, columns), members in alike.items():
                 updates = orthogonalise(
                     torch.stack([u for _, u in members]), group["ns_coefficients"], group["ns_steps"]
                 )
                 lr = group["lr"] * 0.2 * math.sqrt(max(rows, columns))  # an AdamW step's typical size: one lr fits both
                 for (parameter, _), update in zip(members, updates, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-lr)
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(share(update, parameter), alpha=-lr)
 
 
 def orthogonalise(updates: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
@@ -70,9 +115,23 @@ def parameter_groups(network: Transformer) -> dict[str, list[nn.Parameter]]:
     return groups
 
 
-def build_optimizers(network: Transformer, config: OptimConfig, lr: float) -> list[torch.optim.Optimizer]:
-    """AdamW for its groups and Muon for its own, one optimiser an algorithm; frozen and empty groups left out."""
-    by_algorithm: dict[str, list[dict]] = {"adamw": [], "muon": []}
+def freeze(network: Transformer, patterns: Iterable[str]) -> None:
+    """Take the parameters of these modules out of training: whole parts of dotted names, which * and ? may stand for."""
+    parameters = dict(network.named_parameters())
+    for pattern in patterns:
+        found = [p for name, p in parameters.items() if fnmatchcase(f".{name}.", f"*.{pattern}.*")]
+        if not found:
+            known = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name).rpartition(".")[0] for name in parameters)
+            tied = " (the output head is the embedding)" if network.lm_head is None else ""
+            raise UserError(f"optim.freeze = {pattern!r}: no such module; known: {', '.join(known)}{tied}")
+        for parameter in found:
+            parameter.requires_grad_(False)
+
+
+def build_optimizer(network: Transformer, config: OptimConfig, lr: float, ema: float = 0.0) -> Optimizer:
+    """AdamW for its groups and Muon for its own; frozen and empty groups left out."""
+    freeze(network, config.freeze)
+    groups = []
     for name, parameters in parameter_groups(network).items():
         group: GroupConfig = getattr(config, name)
         if group.lr_scale == 0:
@@ -80,15 +139,10 @@ def build_optimizers(network: Transformer, config: OptimConfig, lr: float) -> li
                 parameter.requires_grad_(False)
         elif parameters:
             entry = {"params": parameters, "lr": lr * group.lr_scale, "weight_decay": group.weight_decay}
-            by_algorithm[group.algorithm].append(entry)
-    optimizers: list[torch.optim.Optimizer] = []
-    if by_algorithm["adamw"]:
-        optimizers.append(
-            torch.optim.AdamW(by_algorithm["adamw"], betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
-        )
-    if by_algorithm["muon"]:
-        optimizers.append(Muon(by_algorithm["muon"], momentum=config.momentum, ns_steps=config.ns_steps))
-    return optimizers
+            groups.append(entry | {"algorithm": group.algorithm})
+    if not groups:
+        raise UserError("optim.freeze and the groups' lr_scale = 0 leave nothing to train")
+    return Optimizer(groups, config, ema)
 
 
 def lr_factor(step: int, config: TrainSection) -> float:
@@ -105,6 +159,6 @@ def lr_factor(step: int, config: TrainSection) -> float:
     return config.min_lr_ratio + (1 - config.min_lr_ratio) * shape
 
 
-def build_schedules(optimizers: Iterable[torch.optim.Optimizer], config: TrainSection) -> list[LambdaLR]:
-    """Warm-up, then cosine, linear, constant or warm-up-stable-decay, for each optimiser."""
-    return [LambdaLR(optimizer, lambda step: lr_factor(step, config)) for optimizer in optimizers]
+def build_schedule(optimizer: torch.optim.Optimizer, config: TrainSection) -> LambdaLR:
+    """Warm-up, then cosine, linear, constant or warm-up-stable-decay."""
+    return LambdaLR(optimizer, lambda step: lr_factor(step, config))

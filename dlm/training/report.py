@@ -3,8 +3,9 @@
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from accelerate import Accelerator
@@ -13,8 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dlm.diffusion.bound import Estimate
 from dlm.training.config import TrainConfig
+from dlm.training.pictures import pixels, save
 from dlm.training.throughput import gemm_ceiling
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+IMAGE_OPTIONS = {"tensorboard": {"dataformats": "NHWC"}}  # what a tracker must be told of (1, height, width, 3)
 EVERY_SECONDS = 30.0  # between lines where there is no terminal for a bar
 
 
@@ -127,11 +133,28 @@ class Report:
         self.say(f"step {step}: held-out {text}")
         self._write(step, {"tokens": tokens, **row})
 
-    def _write(self, step: int, row: dict[str, float]) -> None:
+    def watched(self, step: int, row: dict[str, float | str], figures: dict[str, "Figure"]) -> None:
+        """What a look found; its pictures go to the trackers or, without any, into the run folder."""
+        self._write(step, row)
+        for name, figure in figures.items():
+            for tracker in self.accelerator.trackers:
+                options = IMAGE_OPTIONS.get(tracker.name, {})
+                tracker.log_images({f"watch/{name}": pixels(figure)[None]}, step=step, **options)
+            if not self.config.log.trackers:
+                save(figure, Path(self.config.train.out) / "pictures" / f"step-{step:08d}-{name}.png")
+
+    def epoch(self, step: int, figures: dict[str, Any], bound: tuple[float, float] | None) -> None:
+        """An epoch of the data that ended with this step, and the bound at its end where it was measured."""
+        row = figures | ({} if bound is None else {"epoch_bound": bound[0]})
+        text = "epoch {epoch}: {epoch_tokens:,} tokens, {epoch_tokens_per_second:,.0f} tok/s".format(**row)
+        self.say(f"step {step}: {text}" + ("" if bound is None else f", bound {bound[0]:.4f} nats/token"))
+        self._write(step, row)
+
+    def _write(self, step: int, row: Mapping[str, float | str]) -> None:
         if self.metrics:
             self.metrics.write(step=step, **row)
         if self.config.log.trackers:
-            self.accelerator.log(row, step=step)
+            self.accelerator.log(dict(row), step=step)
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The sections of a training TOML that say what is learned. Knows no tensors: this module must import without torch."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -14,22 +14,189 @@ class ObjectiveConfig(Section):
     `block` trains a block-causal network and `causal` a causal one; the others keep what the model is, except that a
     causal one becomes bidirectional."""
 
-    masking: Literal["random", "complementary", "causal"] = Field(
+    masking: Literal["random", "complementary", "block", "causal", "trajectory"] = Field(
         default="random",
         description="random: LLaDA and MDLM; complementary: the same and the complement of its mask; "
-        "causal: plain autoregressive training.",
+        "block: block diffusion (BD3-LM); "
+        "causal: plain autoregressive training; trajectory: what a decoder's block still lacked (data.source = traces).",
     )
     block_length: int | None = Field(default=None, ge=1, description="masking = block, trajectory: tokens a block")
+    max_block_length: int | None = Field(
+        default=None, ge=1, description="masking = trajectory: blocks grow to this over the run; none: they stay"
+    )
+    min_mask_ratio: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="masking = trajectory: least share of the block that is masked, at the run's start; "
+        "it grows to max_mask_ratio",
+    )
+    max_mask_ratio: float = Field(
+        default=0.8, gt=0, le=1, description="masking = trajectory: largest share of the block that is masked"
+    )
+    complementary: bool = Field(
+        default=False, description="masking = trajectory: a second pass asks for the block's other tokens"
+    )
+    entropy_weight: float = Field(
+        default=0.0,
+        ge=0,
+        description="of the entropy of tokens already predicted right, which makes the model surer of them; d3LLM has 2",
+    )
+    entropy_temperature: float = Field(default=0.5, gt=0, description="temperature of that entropy")
     weighting: Literal["bound", "uniform"] = Field(
         default="bound", description="1/p, which makes the loss the likelihood bound; or uniform"
     )
     antithetic: bool = Field(
         default=True, description="spread the noise levels of a batch evenly (lower variance, same expectation)"
     )
+    t_min: float = Field(
+        default=1e-3,
+        gt=0,
+        le=1,
+        description="lowest noise level, as a share of tokens masked; with t_max < 1 or t_min > 0.001 the loss is no bound",
+    )
+    t_max: float = Field(default=1.0, gt=0, le=1, description="highest noise level; BD3-LM narrows both for small blocks")
     exact_count: bool = Field(default=False, description="mask an exact number of tokens instead of independently")
     truncate_probability: float = Field(
         default=0.01,
         ge=0,
         le=1,
-        description="share of steps whose sequences are cut to a random length (LLaDA); pre-training only",
+        description="share of steps whose sequences are cut to a random length (LLaDA); pre-training only, not block",
     )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for name, maskings in READ_BY.items():
+            if getattr(self, name) != type(self).model_fields[name].default and self.masking not in maskings:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r} is only read with masking = {' or '.join(maskings)}, "
+                    f"not {self.masking}"
+                )
+        if self.masking == "block" and self.block_length is None:
+            raise ValueError("masking = block needs block_length (BD3-LM: 4, 8 or 16)")
+        if self.t_min > self.t_max:
+            raise ValueError(f"t_min = {self.t_min} exceeds t_max = {self.t_max}")
+        if self.masking == "trajectory":
+            if self.block_length is None:
+                raise ValueError("masking = trajectory needs block_length (d3LLM: 16, with max_block_length = 32)")
+            if (self.max_block_length or self.block_length) < self.block_length:
+                raise ValueError(
+                    f"max_block_length = {self.max_block_length} is less than block_length = {self.block_length}"
+                )
+            if self.min_mask_ratio > self.max_mask_ratio:
+                raise ValueError(
+                    f"min_mask_ratio = {self.min_mask_ratio} exceeds max_mask_ratio = {self.max_mask_ratio}"
+                )
+        return self
+
+
+#: field -> the maskings that read it; setting it elsewhere is a mistake, not a no-op.
+READ_BY: dict[str, tuple[str, ...]] = {
+    "block_length": ("block", "trajectory"),
+    "max_block_length": ("trajectory",),
+    "min_mask_ratio": ("trajectory",),
+    "max_mask_ratio": ("trajectory",),
+    "complementary": ("trajectory",),
+    "t_min": ("random", "complementary", "block"),
+    "t_max": ("random", "complementary", "block"),
+}
+
+
+class ReplayConfig(Section):
+    """[replay]: rows of past batches among the new ones, against forgetting."""
+
+    fraction: float = Field(
+        default=0.0, ge=0, lt=1, description="share of each batch that was in an earlier one; 0: off"
+    )
+    size: int = Field(default=4096, ge=1, description="rows kept: a uniform sample of all new ones so far")
+    start: int = Field(default=0, ge=0, description="steps before rows come again; they are kept from the first on")
+
+
+class WatchConfig(Section):
+    """[watch]: what a run shows beside its loss. It changes none of the numbers that a run computes."""
+
+    every: int = Field(
+        default=0,
+        ge=0,
+        description="steps between looks: gradient norm by group, loss by mask ratio, cosines, pictures, a sample; 0: none",
+    )
+    pictures: bool = Field(
+        default=True,
+        description="draw what is seen (needs the extra `plot`): for the trackers or, without any, into <out>/pictures",
+    )
+    epochs: bool = Field(default=False, description="at each end of an epoch of the data: its throughput, and the bound")
+
+
+class ProfileConfig(Section):
+    """[profile]: where time and memory go. DLM_PROFILE=2,trace,memory in the environment says the same for one run."""
+
+    level: int = Field(
+        default=0,
+        ge=0,
+        le=3,
+        description="named ranges (NVTX on a GPU): 1 phases of a step; 2 and views, network, loss; 3 and layers; 0 none",
+    )
+    trace: bool = Field(
+        default=False, description="write a Chrome trace by torch.profiler into <out>/profile; names phases at least"
+    )
+    memory: bool = Field(default=False, description="write a CUDA memory snapshot into <out>/profile")
+    wait: int = Field(default=5, ge=0, description="steps before the profiler's warm-up")
+    warmup: int = Field(default=2, ge=0, description="steps of the profiler's warm-up, which are not in the trace")
+    active: int = Field(default=3, ge=1, description="steps in the trace; the memory snapshot is taken after the last")
+
+
+class AlignConfig(Section):
+    """[align]: states of masked tokens drawn towards those that a frozen causal teacher has of the clean text
+    (arXiv 2605.06885): weight * (1 - mean cosine) is added to the loss."""
+
+    weight: float = Field(default=0.0, ge=0, description="what the term counts at the beginning of the run; 0: off")
+    decay: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="how the weight goes to final_weight over the run; constant: it does not"
+    )
+    final_weight: float = Field(default=0.0, ge=0, description="decay = linear, cosine: the weight at the end")
+    layers: Literal["all"] | tuple[int, ...] = Field(
+        default="all", description="layers whose outputs are aligned, counted from 0, teacher's and student's alike"
+    )
+    num_sample_layers: int | None = Field(
+        default=None, ge=1, description="so many of the layers, drawn anew each step; none: all of them"
+    )
+    sub_sample_ratio: float = Field(
+        default=1.0, gt=0, le=1, description="share of a sequence's masked tokens, drawn anew each step"
+    )
+    teacher: str | None = Field(
+        default=None, description="causal model: bundled name, folder or hub id; none: train.init_from as it is there"
+    )
+    anchors: str | None = Field(
+        default=None, description="folder of states that `dlm-prepare anchors` wrote; none: the teacher runs beside"
+    )
+    anchors_dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="bfloat16", description="dtype of the states that `dlm-prepare anchors` writes"
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.layers != "all" and (not self.layers or min(self.layers) < 0):
+            raise ValueError(f'align.layers = {list(self.layers)}: "all", or numbers of layers from 0 on')
+        if self.layers != "all" and len(set(self.layers)) < len(self.layers):
+            raise ValueError(f"align.layers = {list(self.layers)}: a layer is named twice")
+        if self.layers != "all" and (self.num_sample_layers or 1) > len(self.layers):
+            raise ValueError(
+                f"align.num_sample_layers = {self.num_sample_layers}, but align.layers names {len(self.layers)}"
+            )
+        return self
+
+
+class AdapterConfig(Section):
+    """[adapter]: train small matrices beside the model's own instead of the model (LoRA, arXiv 2106.09685)."""
+
+    kind: Literal["none", "lora", "qlora"] = Field(
+        default="none", description="qlora: the model's own matrices in 4 bits (NF4; needs bitsandbytes)"
+    )
+    r: int = Field(default=16, ge=1, description="rank")
+    alpha: float = Field(default=32.0, gt=0, description="what is added counts alpha / r")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout before the adapter")
+    targets: tuple[str, ...] = Field(
+        default=(), description="linear layers by name, e.g. q_proj, v_proj; none: all of attention and feed-forward"
+    )
+    double_quant: bool = Field(default=True, description="kind = qlora: quantise the scales too")
+    merge: bool = Field(default=False, description="also write the model with the adapter in it, into <out>/merged")

@@ -7,7 +7,7 @@ import torch
 
 from dlm.data.tokenizer import Tokenizer, load_tokenizer
 from dlm.errors import UserError
-from dlm.models.convert import convert
+from dlm.models.converting import convert
 from dlm.models.lm import LM
 from dlm.models.loading import load
 from dlm.models.transformer import Transformer
@@ -15,22 +15,21 @@ from dlm.training.config import TrainConfig
 
 
 def starting_point(config: TrainConfig) -> LM:
-    """An fp32 model on the CPU whose attention is the objective's, with the tokenizer its special tokens come from."""
+    """A model on the CPU, fp32 where it is trained, whose attention is the objective's, with the tokenizer its special tokens come from."""
     lm = _loaded(config) if config.train.init_from is not None else _new(config)
-    objective = config.objective
+    objective, now = config.objective, lm.config
     if objective.masking == "causal":
-        convert(lm, "causal")
-    elif objective.masking == "block":
-        convert(lm, "block_causal", objective.block_length)
-    elif lm.config.attention == "causal":
-        convert(lm, "bidirectional")
-    return lm
+        return convert(lm, "causal")
+    if objective.masking == "block":
+        return convert(lm, "block_causal", objective.block_length)
+    return convert(lm, "bidirectional") if now.attention == "causal" else convert(lm, now.attention, now.block_length)
 
 
 def _loaded(config: TrainConfig) -> LM:
     t = config.train
     assert t.init_from is not None
-    lm = load(t.init_from, dtype="float32", device="cpu")
+    frozen = config.adapter.kind != "none" and t.precision == "bf16"  # what is not trained needs no fp32
+    lm = load(t.init_from, dtype="bfloat16" if frozen else "float32", device="cpu")
     if t.tokenizer is not None:
         lm.tokenizer = load_tokenizer(t.tokenizer)
     if t.length > lm.config.max_position_embeddings:

@@ -16,9 +16,9 @@ from dlm.errors import UserError
 HEADINGS = {"name": "name", "speed": "tokens/s", "right": "right"}
 TABLE = Table(title="T", headings=HEADINGS, rows=[{"name": "[b]a", "speed": 1234.5, "right": None}], text="words")
 POINTS = [
-    Point(panel="p", series="a", kind="k", tpf=2.0, quality=0.5, low=0.4, high=0.6),
-    Point(panel="p", series="a", kind="k", tpf=1.0, quality=0.9, low=0.8, high=0.95),
-    Point(panel="q", series="b", kind="k", tpf=1.0, quality=3.0),
+    Point(panel="p", facet="f", series="a", kind="k", label="a 1", tpf=2.0, quality=0.5, low=0.4, high=0.6),
+    Point(panel="p", facet="g", series="a", kind="l", label="a 2", tpf=1.0, quality=0.9, low=0.8, high=0.95),
+    Point(panel="q", facet="f", series="b", kind="k", label="b", tpf=1.0, quality=3, low=2, high=4, rises=False),
 ]
 
 
@@ -61,6 +61,16 @@ def test_the_file_grows_with_every_measurement(tmp_path):
     assert second.keys() == {"blockinfer", "load", "machine", "config"}
     assert second["machine"] == "a machine" and second["config"]["model"]["name"] == "pico"
     assert [path.name for path in tmp_path.iterdir()] == ["b.json"]  # nothing half-written beside it
+
+
+def test_tables_in_markdown(tmp_path):
+    made = report(tmp_path, markdown=True)
+    made.add(Finding(values={}, tables=[TABLE]))
+    made.add(Finding(values={}, tables=[TABLE]))
+    lines = (tmp_path / "b.md").read_text().splitlines()
+    assert lines.count("## T") == 2 and lines.count("words") == 2
+    assert [word.strip() for word in lines[2].strip("|").split("|")] == ["name", "tokens/s", "right"]
+    assert [word.strip() for word in lines[4].strip("|").split("|")] == ["[b]a", "1,234", "–"]
 
 
 def test_no_file(tmp_path):

@@ -12,7 +12,7 @@ from dlm.bench.config import BenchConfig, QualitySection
 from dlm.bench.quality import VARIANTS, ways
 from dlm.bench.run import SECTIONS, SUBCOMMANDS, wanted
 from dlm.bench.stopwatch import copy_bandwidth, time_of
-from dlm.bench.tasks import Python, Sudoku, options_of
+from dlm.bench.tasks import Lines, Nats, Sudoku, Written, bound_of, fresh, options_of
 from dlm.diffusion.unmask import RULES
 from dlm.errors import UserError
 from dlm.evaluation.lines import LineTask
@@ -34,10 +34,13 @@ def generation(tokens, text="", nfe=1) -> Generation:
 
 def test_every_rule_has_settings():
     assert VARIANTS.keys() == set(RULES) == set(QualitySection().rules)
-    chosen = list(ways(QualitySection(caches=("none", "dual"), rules=("threshold",), strategies=("whole", "block"))))
-    assert len(chosen) == 2 * 2 * len(VARIANTS["threshold"])
-    assert (chosen[0].label, chosen[0].kind) == ("threshold 0.95", "whole")
-    assert chosen[-1].kind == "block, dual"
+    chosen = list(ways(QualitySection(rules=("threshold",))))
+    assert {(way.strategy, way.cache) for way in chosen} == {
+        ("whole", "none"),
+        *((strategy, cache) for strategy in ("block", "multi_block") for cache in ("none", "prefix", "dual")),
+    }
+    assert len(chosen) == 7 * len(VARIANTS["threshold"])
+    assert chosen[0].label == "threshold 0.95"
 
 
 def test_sudoku_is_judged_by_its_rules():
@@ -53,42 +56,111 @@ def test_sudoku_is_judged_by_its_rules():
 
 def test_steps_of_a_pace():
     lm = dlm.load("sudoku")
-    task = Sudoku(lm, QualitySection(puzzles=2))
+    task = Sudoku(lm, QualitySection(puzzles=2, cells=16))
     masks = task.masks(0)
-    whole, block = (
+    whole, multi = (
         options_of(task, strategy, "margin", {"tokens_per_step": 4})[0] for strategy in ("whole", "multi_block")
     )
-    assert whole == {"rule": "margin", "steps": -(-masks // 4), "strategy": "block"}
-    assert block["steps"] == 4 * -(-masks // 16)
-    assert (block["strategy"], block["block_length"]) == ("multi_block", 16)
+    told = {"rule": "margin", "infill": True}
+    assert whole == {**told, "strategy": "block", "block_length": masks, "steps": -(-masks // 4)}
+    assert multi == {**told, "strategy": "multi_block", "block_length": 16, "steps": 4 * -(-masks // 16)}
 
 
-def test_python_is_judged_by_its_line(monkeypatch):
-    texts = [LineTask(name=str(n), prefix="def f(x):\n    " * 9, line=f"return {n}", suffix="\n") for n in range(2)]
+@pytest.fixture
+def python_files(monkeypatch):
+    texts = [
+        LineTask(name=str(n), prefix="def f(x):\n    " * 9, line=f"return {n}", suffix="\ndef g(x): return x * x\n" * 4)
+        for n in range(2)
+    ]
     monkeypatch.setattr("dlm.evaluation.lines.heldout_lines", lambda data, count, seed, context: texts[:count])
+    return texts
+
+
+def test_lines_are_judged_by_the_files(python_files):
     lm = text_lm()
-    task = Python(lm, QualitySection(lines=2, context=8, gen_length=4, block_length=4, draws=1))
-    assert [len(prompt) for prompt in task.prompts] == [8, 8]
-    answers = [generation([1, 2, 3], task.lines[0] + "\nmore"), generation([4, 5], "something else")]
-    verdict = task.judge(answers)
-    assert (verdict.right.hits, verdict.right.total) == (1, 2)
-    assert verdict.nats is not None and 0 < verdict.nats < 50
+    task = Lines(lm, QualitySection(lines=2, context=24, hole_block=4, draws=1))
+    assert [len(prompt) for prompt in task.prompts] == [24, 24]
+    said = lm.encode(python_files[0].line)
+    assert task.masks(0) == len(said)
+    verdict = task.judge([generation(said), generation(said)])
+    assert verdict.right is not None and (verdict.right.hits, verdict.right.total) == (1, 2)
+    assert verdict.nats is not None and 0 < verdict.nats.value < 50
+    own = task.truth()
+    assert own.right is None and own.nats is not None
+    assert options_of(task, "block", "margin", {})[0]["block_length"] == 4
+
+
+def test_texts_written_on_are_judged_by_the_model(python_files):
     uniform = text_lm()
     torch.nn.init.zeros_(uniform.network.lm_head.weight)
-    blank = Python(uniform, QualitySection(lines=2, context=8, gen_length=4, block_length=4, draws=2))
-    assert blank.nats([[1, 2, 3], [4]]) == pytest.approx(np.log(258), rel=0.01)
+    task = Written(uniform, QualitySection(lines=2, context=8, gen_length=4, block_length=4, draws=2))
+    assert [len(prompt) for prompt in task.prompts] == [8, 8]
+    verdict = task.judge([generation([1, 2, 1, 2]), generation([4])])
+    assert verdict.right is None and verdict.nats is not None
+    assert verdict.nats.value == pytest.approx(np.log(258), rel=0.01)
+    assert verdict.fresh == 2 / 3
+    assert task.truth().nats == pytest.approx(verdict.nats)
+    assert options_of(task, "whole", "margin", {})[0]["gen_length"] == 4
+
+
+def test_the_bound_is_of_what_was_written_only():
+    lm, s = text_lm(), QualitySection(draws=3)
+    text, here = np.arange(6), np.arange(6) == 5
+    with torch.inference_mode():
+        logits = lm.network.predict(
+            torch.tensor([[0, 1, 2, 3, 4, lm.require_mask_id()]]), torch.tensor([here.tolist()])
+        )
+    expected = -logits.double().log_softmax(-1)[0, 5].item()
+    found = bound_of(lm, [text, text[:3], text], [here, np.arange(3) == 2, here], s)
+    other = bound_of(lm, [text[:3]], [np.arange(3) == 2], s)
+    assert found.value == pytest.approx((2 * expected + other.value) / 3, rel=1e-5)
+
+
+def test_nats_of_texts_of_several_lengths():
+    nats, tokens = np.array([2.0, 9.0, 4.0]), np.array([1, 3, 2])
+    found = Nats.of(nats.tolist(), tokens.tolist())
+    apart = nats - 2.5 * tokens
+    assert found == Nats(2.5, pytest.approx(1.959964 * np.sqrt((apart**2).sum()) / 6))
+    assert str(Nats(2.5, 0.25)) == "2.50 ± 0.25"
+
+
+def test_fresh_pairs():
+    assert fresh([[1, 2, 3], [1, 2]]) == 1.0
+    assert fresh([[5, 5, 5, 5, 5]]) == 0.25
+    assert fresh([[1], []]) is None
 
 
 @pytest.mark.slow
 def test_quality_on_sudoku():
-    section = {"models": ("sudoku",), "puzzles": 2, "rules": ("margin",), "strategies": ("whole", "multi_block")}
+    section = {"models": ("sudoku",), "puzzles": 2, "rules": ("margin",), "caches": ("none",)}
     found = quality.measure(config(quality=section), silent)
-    rows = found.values["quality"]
-    assert len(rows) == 2 * 3
+    rows = found.values["quality"]["sudoku"]
+    assert len(rows) == 3 * 3
     assert not [row["error"] for row in rows if "error" in row]
-    paced = [row["tpf"] for row in rows if row["rule"].startswith("margin") and row["strategy"] == "whole"]
+    paced = [row["tpf"] for row in rows if row["strategy"] == "whole"]
     assert paced == sorted(paced) and paced[0] == 1.0
     assert len(found.points) == len(rows)
+    assert {row["best"] for row in rows if "best" in row} == {"puzzles solved"}
+    assert found.tables[0].title == "sudoku: quality against tokens a forward pass"
+    assert found.values["equal_quality"] == found.tables[1].rows
+    json.dumps(found.values)
+
+
+@pytest.mark.slow
+def test_quality_on_lines(python_files, monkeypatch):
+    monkeypatch.setattr("dlm.load", lambda name, **where: text_lm())
+    section = {"models": ("pico",), "lines": 2, "context": 24, "gen_length": 4, "block_length": 2, "draws": 1}
+    section |= {"rules": ("threshold",), "caches": ("dual",), "strategies": ("block", "multi_block")}
+    found = quality.measure(config(quality=section), silent)
+    rows, settings = found.values["quality"]["pico"], 2 * len(VARIANTS["threshold"])
+    assert len(rows) == 2 * (settings + 1)
+    assert [row["task"] for row in rows if row["rule"] == "the file itself"] == [Lines.name, Written.name]
+    assert {point.panel for point in found.points} == {
+        "pico, lines filled in: lines exact",
+        "pico, lines filled in: nats a token",
+        "pico, texts written on: nats a token",
+    }
+    assert all(point.low <= point.quality <= point.high for point in found.points)
     json.dumps(found.values)
 
 
@@ -98,7 +170,7 @@ def test_a_way_the_engine_refuses_is_a_row(monkeypatch):
 
     section = {"models": ("sudoku",), "puzzles": 1, "rules": ("credit",), "strategies": ("whole",)}
     found = quality.measure(config(quality=section), silent, refuses)
-    assert found.values["quality"][0]["error"] == "not with this family"
+    assert found.values["quality"]["sudoku"][0]["error"] == "not with this family"
     assert found.points == []
 
 

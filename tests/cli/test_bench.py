@@ -11,6 +11,10 @@ from dlm.bench.finding import Finding, Point, Table
 from dlm.cli import bench
 from dlm.errors import UserError
 
+POINT = Point(
+    panel="p", facet="f", series="s", kind="k", label="l", tpf=1.0, quality=1.0, low=1.0, high=1.0
+)
+
 
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
@@ -22,7 +26,7 @@ def command(monkeypatch, capsys, tmp_path):
             say(f"measuring {name}")
             seen[name] = config
             table = Table(title=name, headings={"a": "a"}, rows=[{"a": 1}])
-            points = [Point(panel="p", series="s", kind="k", tpf=1.0, quality=1.0)] if name == "quality" else []
+            points = [POINT] if name == "quality" else []
             return Finding(values={name: {"done": True}}, tables=[table], points=points)
 
         return section
@@ -64,11 +68,13 @@ def test_sections_present_are_run(command, tmp_path):
     assert list(command("infer", "--config", "my.toml")[-1]) == ["infer", "load"]
     assert list(command("train", "--config", "my.toml")[-1]) == ["train"]
     assert list(command("tokenizer", "--config", "my.toml")[-1]) == ["tokenizer"]
+    seen = command("trace", "--config", "my.toml", "--peer-path", "there")[-1]
+    assert list(seen) == ["trace"] and str(seen["trace"].trace.peer_path) == "there"
 
 
 def test_the_shipped_config(command):
     seen = command("--config", "bench")[-1]
-    assert list(seen) == ["infer", "load", "quality", "kernels", "train", "tokenizer"]
+    assert list(seen) == ["infer", "load", "quality", "kernels", "train", "tokenizer", "trace"]
     seen = command("infer", "--config", "bench", "--num-samples", "20")[-1]
     assert seen["infer"].infer.num_samples == 20
 
@@ -101,7 +107,7 @@ def test_an_earlier_result_survives_a_later_failure(command, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "nothing to measure: say which (infer, load, quality, kernels, train, tokenizer)"),
+        ([], "nothing to measure: say which (infer, load, quality, kernels, train, tokenizer, trace)"),
         (["infr"], 'no such subcommand: "infr"; did you mean "infer"?'),
         (["infer", "kernels"], 'no such subcommand: "kernels"'),
         (["infer", "--num-samples", "x"], 'infer.num_samples = "x": expected an integer'),

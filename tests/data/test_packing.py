@@ -33,7 +33,7 @@ def test_fixed_packing_cuts_the_concatenation(lengths: list[int], length: int) -
     for document in documents(lengths):
         packer.push(document)
         while (cut := packer.pop()) is not None:
-            cuts.append(cut[0])
+            cuts.append(cut.ids)
     total = sum(lengths)
     whole = np.arange(total // length * length, dtype=np.int32).reshape(-1, length)
     assert [c.tolist() for c in cuts] == whole.tolist()
@@ -48,18 +48,18 @@ def test_row_packing_truncates_and_pads(lengths: list[int], length: int) -> None
         packer.push(document)
         row = packer.pop()
         assert row is not None
-        assert row[0].tolist() == (document.ids.tolist() + [END] * length)[:length]
-        assert row[1] is None
+        assert row.ids.tolist() == (document.ids.tolist() + [END] * length)[:length]
+        assert row.prompt is None
         assert packer.pop() is None
 
 
-def test_row_packing_of_a_prompt_mask() -> None:
+def test_row_packing_of_a_prompt_mask_and_an_order() -> None:
     packer = RowPacker(4, END)
-    packer.push(Document(np.array([1, 2], np.int32), np.array([True, False])))
-    ids, prompt = packer.pop() or (None, None)
-    assert ids is not None
-    assert prompt is not None
-    assert (ids.tolist(), prompt.tolist()) == ([1, 2, END, END], [True, False, False, False])
+    packer.push(Document(np.array([1, 2], np.int32), np.array([True, False]), np.array([-1, 3], np.int32)))
+    row = packer.pop()
+    assert row is not None and row.prompt is not None and row.order is not None
+    assert (row.ids.tolist(), row.prompt.tolist()) == ([1, 2, END, END], [True, False, False, False])
+    assert row.order.tolist() == [-1, 3, -1, -1]
     packer.push(Document(np.arange(5, dtype=np.int32), np.array([True] * 4 + [False])))
     assert packer.pop() is None
 

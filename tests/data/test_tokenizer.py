@@ -35,6 +35,17 @@ def test_ids_and_names(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([1, 0], skip_special=False) == "[MASK]<|endoftext|>"
 
 
+def test_a_mask_is_added_behind_the_last_token_and_survives_saving(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    assert tokenizer.with_mask() is tokenizer
+    bare = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])))
+    masked = bare.with_mask()
+    assert bare.mask_token_id is None and (masked.mask_token_id, masked.vocab_size) == (2, 3)
+    masked.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.mask_token_id == 2 and again.encode("a[MASK]b") == [0, 2, 1]
+    assert again.fingerprint == masked.fingerprint
+
+
 def test_pieces_keep_digits_apart_and_indentation_together(tmp_path: Path) -> None:
     text = "def f():\n        return 1234 + a.bcd\n"
     trained = train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=400), [text] * 50)

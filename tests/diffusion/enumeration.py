@@ -40,6 +40,37 @@ def masked_nats(network: Transformer, ids: list[int]) -> dict[tuple[bool, ...], 
     return table
 
 
+def autoregressive_nats(network: Transformer, ids: list[int], start: int) -> float:
+    """-log p of the tokens one after the other, behind the token `start`; the network's state at i predicts i + 1."""
+    return sum(_next(network, [start, *ids[:i]])[token] for i, token in enumerate(ids))
+
+
+def _next(network: Transformer, shown: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        row = network(torch.tensor([shown]))[0, -1].double().numpy()
+    row[MASK] = -np.inf
+    return np.log(np.exp(row).sum()) - row
+
+
+def block_nats(network: Transformer, ids: list[int], block_length: int) -> list[dict[tuple[bool, ...], float]]:
+    """`masked_nats` of each block given the clean text before it, each mask in a forward of its own."""
+    tables = []
+    for start in range(0, len(ids), block_length):
+        before, block = ids[:start], ids[start : start + block_length]
+        table = {}
+        for mask in product([False, True], repeat=len(block)):
+            if any(mask):
+                shown = [*before, *(MASK if m else i for m, i in zip(mask, block, strict=True))]
+                with torch.no_grad():
+                    logits = network(torch.tensor([shown]))[0].double().numpy()
+                logits[:, MASK] = -np.inf
+                nats = np.log(np.exp(logits).sum(-1, keepdims=True)) - logits
+                rows = [max(0, start + i - network.config.shifted_logits) for i in range(len(block))]
+                table[mask] = sum(nats[row, token] for row, token, m in zip(rows, block, mask, strict=True) if m)
+        tables.append(table)
+    return tables
+
+
 def exact_bound(table: dict[tuple[bool, ...], float], length: int) -> float:
     """sum over masks of (k-1)! (L-k)! / L! times its nats: both estimators' expectation, integrated in closed form."""
     return sum(

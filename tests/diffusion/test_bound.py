@@ -1,7 +1,8 @@
-"""The likelihood bound against the enumeration of all masks."""
+"""The likelihood and its bound against the enumeration of all masks."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from dlm.diffusion.bound import estimate, likelihood_bound
 from tests.diffusion.enumeration import LENGTH, MASK, exact_bound, masked_nats, tiny_network
@@ -9,12 +10,17 @@ from tests.diffusion.enumeration import LENGTH, MASK, exact_bound, masked_nats, 
 IDS = [2, 0, 3, 1]
 
 
+def nats_of(network, ids):
+    """What `likelihood_bound` asks for."""
+    return lambda shown, asked: F.cross_entropy(network.predict(shown, asked), ids[asked], reduction="none")
+
+
 @pytest.mark.parametrize("estimator", ["exact_count", "bernoulli"])
 def test_the_estimate_is_within_four_standard_errors_of_the_enumeration(estimator):
     network = tiny_network()
     exact = exact_bound(masked_nats(network, IDS), LENGTH)
     ids = torch.tensor([IDS]).repeat(4000, 1)
-    draws = likelihood_bound(network.predict, ids, MASK, samples=1, estimator=estimator)
+    draws = likelihood_bound(nats_of(network, ids), ids, MASK, samples=1, estimator=estimator)
     mean, error = draws.mean().item(), (draws.std() / len(draws) ** 0.5).item()
     assert abs(mean - exact) < 4 * error
     assert error / exact < (0.02 if estimator == "exact_count" else 0.05)  # 1/t has a heavy tail
@@ -23,7 +29,8 @@ def test_the_estimate_is_within_four_standard_errors_of_the_enumeration(estimato
 def test_exact_counts_vary_less_than_bernoulli_masks():
     network, ids = tiny_network(), torch.tensor([IDS]).repeat(4000, 1)
     spread = {
-        e: likelihood_bound(network.predict, ids, MASK, estimator=e).var().item() for e in ("exact_count", "bernoulli")
+        e: likelihood_bound(nats_of(network, ids), ids, MASK, estimator=e).var().item()
+        for e in ("exact_count", "bernoulli")
     }
     assert spread["exact_count"] < spread["bernoulli"]
 
@@ -31,7 +38,8 @@ def test_exact_counts_vary_less_than_bernoulli_masks():
 def test_several_draws_of_one_sequence_have_an_honest_standard_error():
     network = tiny_network()
     exact = exact_bound(masked_nats(network, IDS), LENGTH)
-    draws = likelihood_bound(network.predict, torch.tensor([IDS]), MASK, samples=800)
+    ids = torch.tensor([IDS])
+    draws = likelihood_bound(nats_of(network, ids), ids, MASK, samples=800)
     found = estimate(draws, tokens=LENGTH, bytes=8)
     assert abs(found.nats - exact) < 4 * found.error
     assert found.per_token[0] == pytest.approx(found.nats / 4)
@@ -41,14 +49,14 @@ def test_several_draws_of_one_sequence_have_an_honest_standard_error():
 def test_a_conditional_bound_masks_the_answer_only():
     network = tiny_network()
     seen = []
-
-    def predict(ids, rows):
-        seen.append(ids)
-        return network.predict(ids, rows)
-
     ids = torch.tensor([IDS]).repeat(3000, 1)
     answer = torch.tensor([False, True, False, True]).repeat(3000, 1)
-    draws = likelihood_bound(predict, ids, MASK, answer=answer)
+
+    def nats(shown, asked):
+        seen.append(shown)
+        return nats_of(network, ids)(shown, asked)
+
+    draws = likelihood_bound(nats, ids, MASK, answer=answer)
     assert torch.equal(seen[0][:, [0, 2]], ids[:, [0, 2]])
     table = masked_nats(network, IDS)
     # two unknowns: one of them alone (each with probability 1/4, weight 2) or both (1/2, weight 1)
@@ -63,9 +71,9 @@ def test_a_conditional_bound_masks_the_answer_only():
 def test_the_masks_do_not_depend_on_the_batch():
     network = tiny_network()
     ids = torch.randint(0, MASK, (6, LENGTH), generator=torch.Generator().manual_seed(1))
-    whole = likelihood_bound(network.predict, ids, MASK, samples=3)
+    whole = likelihood_bound(nats_of(network, ids), ids, MASK, samples=3)
     parts = [
-        likelihood_bound(network.predict, ids[i : i + 2], MASK, index=torch.arange(i, i + 2), samples=3)
-        for i in (0, 2, 4)
+        likelihood_bound(nats_of(network, part), part, MASK, index=torch.arange(2 * i, 2 * i + 2), samples=3)
+        for i, part in enumerate(ids.split(2))
     ]
     torch.testing.assert_close(torch.cat(parts), whole)

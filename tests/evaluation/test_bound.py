@@ -48,3 +48,26 @@ def test_few_sequences_and_repeated_masks(data: DataConfig) -> None:
 def test_nothing_to_measure(data: DataConfig) -> None:
     with pytest.raises(UserError, match="draws = 0"):
         measure_bound(text_lm(), data, length=26, draws=0)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"attention": "block_causal", "block_length": 4}, {"attention": "causal", "shifted_logits": True}],
+    ids=["bidirectional", "block_causal", "causal"],
+)
+def test_every_kind_of_network_is_measured_over_the_same_bytes(data: DataConfig, kind: dict) -> None:
+    lm = indifferent(text_lm(model_type="dlm", mask_in_softmax=False, **kind))
+    found = measure_bound(lm, data, length=26, draws=3)
+    assert found.bits_per_byte == pytest.approx(104 / 100 * math.log2(257), rel=1e-5)
+    assert found.bits_error == pytest.approx(0, abs=1e-5)
+
+
+def test_a_causal_network_needs_no_mask_but_an_end_of_text(data: DataConfig) -> None:
+    lm = text_lm(attention="causal", shifted_logits=True, model_type="qwen3")
+    bare = lm.network.config.model_copy(update={"mask_token_id": None})
+    lm.network.config = bare
+    found = measure_bound(lm, data, length=26)
+    assert found.nats_error == 0 and found.bits_per_byte is not None
+    lm.network.config = bare.model_copy(update={"eos_token_id": None})
+    with pytest.raises(UserError, match="eos_token_id"):
+        measure_bound(lm, data, length=26)

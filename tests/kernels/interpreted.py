@@ -17,6 +17,7 @@ from triton.runtime import interpreter
 
 from dlm.diffusion import rng
 from dlm.kernels import attention, dispatch, pick, reference, rope
+from tests.inference.tiny import tiny_lm
 from tests.kernels import draw
 
 assert os.environ.get("TRITON_INTERPRET") == "1" and dispatch.INTERPRETED
@@ -148,3 +149,11 @@ def test_words_become_numbers_as_through_double_precision():
     out = torch.empty(512)
     small_of[(1,)](out, word, 512)
     assert torch.equal(out, ((word.double() + 0.5) / 2**32).float().clamp_max(1 - 2**-24))
+
+
+def test_the_network_uses_the_norm_where_no_gradient_is_asked_for():
+    lm = tiny_lm(qk_norm=True, head_dim=16)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        fused = lm.network(ids)
+    torch.testing.assert_close(fused, lm.network(ids).detach(), atol=2e-5, rtol=1e-5)

@@ -33,6 +33,7 @@ def test_dtype_and_device(folder: Path) -> None:
     edit(folder, torch_dtype="bfloat16")
     assert load(folder).dtype == torch.float32 or torch.cuda.is_available()
     assert load(folder, device="cpu").dtype == torch.float32
+    assert load(folder, device="cpu:0").device == torch.device("cpu")
     assert load(folder, dtype="bfloat16", device="cpu").dtype == torch.bfloat16
     assert load(folder, dtype=torch.float64, device="cpu").dtype == torch.float64
     with pytest.raises(UserError, match="dtype='int8'"):

@@ -1,15 +1,18 @@
 """Records: what goes in comes out, step by step; what was altered does not come out at all."""
 
+import sys
 import tracemalloc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import zstandard
 
 from dlm.errors import UserError
-from dlm.trace import codec
+from dlm.trace import codec, columns
+from dlm.trace.assemble import from_events
 from dlm.trace.codec import CorruptTrace, content, decode, digest, encode
-from dlm.trace.trace import NEVER, Trace
+from dlm.trace.trace import NEVER, SET, Trace
 from tests.trace.synthetic import anything, run
 
 
@@ -64,6 +67,15 @@ def test_what_stands_beside_the_tokens():
         np.testing.assert_array_equal(getattr(trace, name), getattr(made.trace, name))
     assert trace.events() == made.trace.events()
     assert trace.digests == made.trace.digests and len(trace.digests) == 8 * 9
+
+
+@pytest.mark.parametrize("positions", [columns.PACKED_LIMIT // 4 - 1, columns.PACKED_LIMIT // 4 + 1])
+def test_more_top_k_tokens_than_are_packed(positions):
+    rng = np.random.default_rng(9)
+    rows = rng.integers(0, 9, (positions, 4)), rng.normal(size=(positions, 4))
+    events = np.stack((np.zeros(positions), np.arange(positions), np.full(positions, SET), rows[0][:, 0])).astype(int)
+    trace = from_events("x", np.full(positions, 9), events, mask_id=9, num_steps=1, topk=rows)
+    np.testing.assert_array_equal(again(trace).topk_tokens, rows[0])
 
 
 def test_every_flipped_bit_and_every_truncation_is_noticed():
@@ -122,8 +134,21 @@ def fuzzed(rng: np.random.Generator):
         yield head + zstandard.compress(bytes((int(rng.integers(256)),)) + counts + noise)
 
 
+ACTS = ("exec", "compile", "import", "pickle.find_class", "marshal.loads", "os.system", "subprocess.Popen", "open")
+"""Audit events of what a decoder that runs what it reads would do."""
+
+
+@pytest.fixture
+def acts() -> Iterator[list[str]]:
+    """What of that happens during a test."""
+    seen, on = [], [True]  # a hook stays for good, so it is switched off
+    sys.addaudithook(lambda event, _: seen.append(event) if on and event in ACTS else None)
+    yield seen
+    on.clear()
+
+
 @pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])  # of a hundred blobs
-def test_arbitrary_bytes_give_an_error_and_take_no_room(count):
+def test_arbitrary_bytes_give_an_error_take_no_room_and_run_nothing(count, acts):
     rng = np.random.default_rng(6)
     tracemalloc.start()
     try:
@@ -134,6 +159,7 @@ def test_arbitrary_bytes_give_an_error_and_take_no_room(count):
         assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
     finally:
         tracemalloc.stop()
+    assert acts == []
 
 
 def test_a_frame_that_declares_too_much_is_not_unfolded():

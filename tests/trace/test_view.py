@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dlm.errors import UserError
-from dlm.trace import page, view
+from dlm.trace import diff, page, view
 from tests.trace.conftest import PIECES
 from tests.trace.synthetic import run
 
@@ -25,6 +25,7 @@ const press = key => { dispatchEvent(new KeyboardEvent("keydown", {key})); found
 ["Home", "ArrowRight", "ArrowRight", "ArrowLeft", "End"].forEach(press);
 const slider = document.getElementById("step"); slider.value = 2; slider.dispatchEvent(new Event("input")); found.slider = view.step;
 found.text = document.querySelectorAll(".text")[SIDE].textContent;
+const apart = document.querySelector(".parting"); if (apart) { found.parting = apart.textContent; apart.firstChild.click(); found.parts = view.step; }
 const token = document.querySelector(".t:not(.mask)"); token.dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
 found.tip = document.getElementById("tip").textContent; found.wide = document.documentElement.scrollWidth > innerWidth;
 document.body.replaceChildren(); document.title = "done"; document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
@@ -76,6 +77,9 @@ def test_a_browser_shows_two_side_by_side_and_on_a_small_screen(filled, tmp_path
     a, b = filled["first"], filled["second"]
     found = browse(page(a, b), b.states(), tmp_path, side=1, width=500)
     assert found["errors"] == [] and all(found["states"]) and not found["wide"]
+    apart = diff(a, b)
+    assert found["parts"] == apart.shared_states
+    assert f"{apart.counts[-1]} of {a.length} positions differ at the end" in found["parting"]
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -81,44 +79,6 @@ def test_sft_trains_on_answers_only(tmp_path):
     run.optimiser_step()
 
 
-def test_two_processes_give_the_losses_of_one(tmp_path):
-    alone = train(config(tmp_path, "alone"))
-    cfg = config(tmp_path, "pair")
-    script = tmp_path / "pair.py"
-    script.write_text(
-        "import sys\nfrom dlm.training.config import TrainConfig\nfrom dlm.training.loop import train\n"
-        "train(TrainConfig.model_validate_json(open(sys.argv[1]).read()))\n"
-    )
-    (tmp_path / "pair.json").write_text(cfg.model_dump_json())
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-    ]
-    launch += [
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-        "--main_process_port",
-        "0",
-        str(script),
-        str(tmp_path / "pair.json"),
-    ]
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    losses = [r["loss"] for r in rows(tmp_path / "pair") if "loss" in r]
-    assert losses == pytest.approx(alone.losses, rel=1e-4)
-    one, two = dlm.load(tmp_path / "alone"), dlm.load(tmp_path / "pair")
-    for a, b in zip(one.network.parameters(), two.network.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-
-
 def test_a_run_may_be_given_as_a_file_or_a_table(tmp_path):
     table = config(tmp_path, train__steps="2").model_dump(mode="json", exclude_none=True)
     (tmp_path / "run.toml").write_text(to_toml(config(tmp_path, "again", train__steps="2")))
@@ -154,7 +114,7 @@ def test_compiled_parts_train_like_eager_ones_and_leave_the_network_alone(tmp_pa
     compiled = Run(config(tmp_path, "compiled", train__ema="0.9", train__compile="true"))
     losses = [[sum(run.optimiser_step()[0].values()) for _ in range(2)] for run in (eager, compiled)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert "hidden" not in vars(compiled.network) and "hidden" not in vars(compiled.averaged)
+    assert "hidden" not in vars(compiled.network)
 
 
 def test_samples_are_shown_while_training(tmp_path, capsys):

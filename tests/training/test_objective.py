@@ -69,7 +69,7 @@ def test_a_vocabulary_in_parts_gives_the_same_loss_and_gradient(monkeypatch):
     whole = [p.grad.clone() for p in network.parameters()]
     loss = loss_of(objective, batch(8)).item()
     network.zero_grad()
-    monkeypatch.setattr("dlm.training.objective.LOGITS_AT_ONCE", 3 * network.config.vocab_size)
+    monkeypatch.setattr("dlm.training.scoring.LOGITS_AT_ONCE", 3 * network.config.vocab_size)
     parted = loss_of(objective, batch(8))
     parted.backward()
     assert parted.item() == pytest.approx(loss, rel=1e-6)

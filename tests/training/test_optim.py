@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from dlm.errors import UserError
 from dlm.models import ModelConfig, Transformer
 from dlm.training.config import GroupConfig, OptimConfig, TrainSection
-from dlm.training.optim import Muon, build_optimizers, lr_factor, orthogonalise, parameter_groups
+from dlm.training.optim import Muon, build_optimizer, lr_factor, orthogonalise, parameter_groups
 
 
 def test_muon_follows_torchs_own_up_to_bfloat16():
@@ -53,10 +54,39 @@ def test_groups_take_their_own_settings_and_zero_freezes():
         embed=GroupConfig(lr_scale=0),
         head=GroupConfig(lr_scale=0.5),
     )
-    adamw, muon = build_optimizers(network, config, lr=0.1)
-    assert isinstance(muon, Muon) and [(g["lr"], g["weight_decay"]) for g in muon.param_groups] == [(0.2, 0.3)]
-    assert [g["lr"] for g in adamw.param_groups] == [0.05, 0.1]
+    optimizer = build_optimizer(network, config, lr=0.1)
+    found = [(g["algorithm"], g["lr"], g["weight_decay"]) for g in optimizer.param_groups]
+    assert found == [("adamw", 0.05, 0.0), ("adamw", 0.1, 0.0), ("muon", 0.2, 0.3)]
     assert not network.embed.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("patterns", "frozen"),
+    [
+        (("lm_head", "embed"), {"lm_head", "embed"}),
+        (("mlp",), {f"layers.{i}.mlp.{part}_proj" for i in (0, 1) for part in ("gate", "up", "down")}),
+        (("layers.1.attn",), {f"layers.1.attn.{part}_proj" for part in "qkvo"}),
+        (("layers.*.mlp_norm", "norm"), {"layers.0.mlp_norm", "layers.1.mlp_norm", "norm"}),
+        (("?_proj",), {f"layers.{i}.attn.{part}_proj" for i in (0, 1) for part in "qkvo"}),
+    ],
+    ids=str,
+)
+def test_freezing_goes_by_whole_parts_of_module_names(patterns, frozen):
+    network = Transformer(ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, head_dim=4))
+    optimizer = build_optimizer(network, OptimConfig(freeze=patterns), lr=0.1)
+    still = {name.rpartition(".")[0] for name, p in network.named_parameters() if not p.requires_grad}
+    assert still == frozen
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    assert {id(p) for p in trained} == {id(p) for p in network.parameters() if p.requires_grad}
+
+
+def test_what_cannot_be_frozen_is_named_with_what_can():
+    network = Transformer(ModelConfig(vocab_size=50, num_hidden_layers=2, tie_word_embeddings=True))
+    known = r"known: embed, layers\.\*\.attn_norm, .*, norm \(the output head is the embedding\)"
+    with pytest.raises(UserError, match=f"optim.freeze = 'lm_head': no such module; {known}"):
+        build_optimizer(network, OptimConfig(freeze=("lm_head",)), lr=0.1)
+    with pytest.raises(UserError, match="leave nothing to train"):
+        build_optimizer(network, OptimConfig(freeze=("*",)), lr=0.1)
 
 
 @pytest.mark.parametrize(

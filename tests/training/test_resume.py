@@ -41,9 +41,8 @@ def test_resuming_at_any_step_is_bitwise_the_run_that_never_stopped(tmp_path, op
         losses += advance(second, 8 - stop)
         assert losses == straight
         assert all(torch.equal(a, b) for a, b in zip(weights(never).values(), weights(second).values(), strict=True))
-        if never.ema:
-            pairs = zip(never.ema.module.parameters(), second.ema.module.parameters(), strict=True)
-            assert all(torch.equal(a, b) for a, b in pairs)
+        with never.averaged() as a, second.averaged() as b:
+            assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
 def test_a_streamed_dataset_resumes_with_its_shuffle_buffer(tmp_path):
@@ -165,7 +164,7 @@ def test_a_warm_up_stable_decay_run_can_be_extended(tmp_path):
     run.save_checkpoint()
     longer = Run(config(tmp_path, train__steps="12", **options))
     longer.resume()
-    assert longer.step == 5 and [round(longer.schedules[0].get_last_lr()[0], 6)] == [0.001]
+    assert longer.step == 5 and [round(longer.schedule.get_last_lr()[0], 6)] == [0.001]
 
 
 def test_kill_9_of_a_real_run_and_resume(tmp_path):

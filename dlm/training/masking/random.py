@@ -1,9 +1,11 @@
 """Tokens masked independently at a random level: LLaDA's and MDLM's objective, and its complementary form."""
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from dlm.diffusion.loss import token_weights
-from dlm.diffusion.noise import mask_probability, mask_tokens
+from dlm.diffusion.noise import Noised, mask_probability, mask_tokens
 from dlm.diffusion.rng import Purpose, uniform
 from dlm.models.config import ModelConfig
 from dlm.training.batch import Batch
@@ -17,19 +19,33 @@ class RandomMasking:
     With prompt masks this is LLaDA's SFT objective.
     """
 
+    complements: tuple[bool, ...] = (False,)
+    """One pass each: on the mask, or on its complement."""
+    block_length: int | None = None
+    """Tokens that share a noise level; none: all of a sequence."""
+
     def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
         assert model.mask_token_id is not None
         self.config, self.mask_id, self.seed = config, model.mask_token_id, seed
-        self.passes = (False,)
 
     def views(self, batch: Batch) -> list[View]:
         """One view, or two that mask each token of the answer once between them."""
         c = self.config
-        if batch.answer.all() and c.truncate_probability:
+        if batch.answer.all() and c.truncate_probability and self.block_length is None:
             batch = self._truncate(batch)
-        p = mask_probability(batch.index, seed=self.seed, step=batch.step, antithetic=c.antithetic, batch=batch.samples)
+        length = batch.input_ids.shape[1]
+        p = mask_probability(
+            batch.index,
+            seed=self.seed,
+            step=batch.step,
+            antithetic=c.antithetic,
+            batch=batch.samples,
+            blocks=-(-length // (self.block_length or length)),
+            low=c.t_min,
+            high=c.t_max,
+        )
         views = []
-        for complementary in self.passes:
+        for complementary in self.complements:
             noised = mask_tokens(
                 batch.input_ids,
                 batch.index,
@@ -38,14 +54,18 @@ class RandomMasking:
                 step=batch.step,
                 maskable=batch.answer,
                 probability=p,
+                block_length=self.block_length,
                 exact_count=c.exact_count,
                 complementary=complementary,
             )
             # 2 is 1/p at the mean noise level: the scale of `uniform`, which is a training weight and not a bound
             weight = noised.weight if c.weighting == "bound" else torch.full_like(noised.weight, 2.0)
-            weight = token_weights(weight, batch.answer, batch.samples) / len(self.passes)
-            views.append(View(noised.input_ids, batch.input_ids, noised.masked, weight))
+            weight = token_weights(weight, batch.answer, batch.samples) / len(self.complements)
+            views.append(self._view(batch, noised, weight))
         return views
+
+    def _view(self, batch: Batch, noised: Noised, weight: Float[Tensor, "b l"]) -> View:
+        return View(noised.input_ids, batch.input_ids, noised.masked, weight)
 
     def _truncate(self, batch: Batch) -> Batch:
         """One step in a hundred sees sequences of a random length (LLaDA, appendix B.1), the same in every process."""
@@ -58,6 +78,4 @@ class RandomMasking:
 class ComplementaryMasking(RandomMasking):
     """Two passes a step, the second on the complement of the first one's mask: every token is learned from."""
 
-    def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
-        super().__init__(config, model, seed)
-        self.passes = (False, True)
+    complements = (False, True)

@@ -26,6 +26,10 @@ class View:
     positions: Int[Tensor, "b m"] | None = None  # none: 0..m-1
     shifted: bool | None = None  # the token at i is predicted from the state at i-1; none: as the network is
 
+    def states(self, hidden: Float[Tensor, "b m d"], shifted: bool) -> Float[Tensor, "b l d"]:
+        """The hidden states that predict the targets; `shifted` says how the network is."""
+        return (self.attention or AttentionSpec()).states(hidden, shifted if self.shifted is None else self.shifted)
+
 
 class Masking(Protocol):
     """Draws views, by random numbers whose addresses are (seed, step, sample, position)."""

@@ -1,0 +1,96 @@
+"""Traces as training data: what decoders wrote, and when they committed each token. Knows no model and no decoding."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int32
+from numpy import ndarray
+
+from dlm.data.config import DataConfig
+from dlm.data.documents import Document
+from dlm.data.local import find_files, in_split, split_paths
+from dlm.data.table import TokenTable
+from dlm.data.tokenizer import Tokenizer
+from dlm.errors import UserError
+from dlm.trace.trace import GIVEN, REDACTED, REPLACE, Trace
+
+PATTERNS = ("*.db", "*.parquet", "*.jsonl")
+
+
+def trace_table(config: DataConfig, tokenizer: Tokenizer, split: str) -> TokenTable:
+    """The traces of a split in the order of their ids, so that it does not matter when each was stored."""
+    found = []
+    for where, trace in _traces(config, tokenizer, split):
+        if config.trace_model not in (None, trace.meta.get("model")):
+            continue
+        document = document_of(trace)
+        if document is None:
+            continue
+        _check(trace, document, tokenizer, where)
+        if in_split(_key(trace, document), config, split):
+            found.append((trace.request_id, document))
+    found.sort(key=lambda entry: entry[0])
+    return TokenTable.of((document for _, document in found), tokenizer.vocab_size)
+
+
+def document_of(trace: Trace) -> Document | None:
+    """Its final canvas, up to the first position that was never filled; None where nothing was generated before that.
+
+    What a decoder wrote behind end-of-text in the same block is there as well: the tokens before it were chosen in its
+    sight.
+    """
+    empty = np.flatnonzero(trace.tokens == trace.mask_id)
+    kept = slice(0, empty[0] if len(empty) else trace.length)
+    order = committed(trace)[kept]
+    return Document(trace.tokens[kept], order == GIVEN, order) if (order != GIVEN).any() else None
+
+
+def committed(trace: Trace) -> Int32[ndarray, " l"]:
+    """The step, from 0, that gave each position its last token; -1 where it was given or is a mask still."""
+    order = trace.steps.copy()
+    edits = trace.later.kind == REPLACE
+    np.maximum.at(order, trace.later.position[edits], trace.later.step[edits])
+    return order
+
+
+def _traces(config: DataConfig, tokenizer: Tokenizer, split: str) -> Iterator[tuple[Path, Trace]]:
+    paths, field = split_paths(config, split)
+    for path in find_files(paths, PATTERNS, field):
+        if path.suffix == ".db":
+            from dlm.trace.store import TraceStore
+
+            with TraceStore(path, create=False) as store:
+                yield from ((path, trace) for trace in store)
+            continue
+        from dlm.trace.export import file_system
+        from dlm.trace.imports import READERS
+
+        if path.suffix[1:] not in READERS:
+            raise UserError(f"data.{field}: {path} is no store of traces: expected {', '.join(PATTERNS)}")
+        system, name = file_system(str(path))
+        yield from ((path, trace) for trace in READERS[path.suffix[1:]](system, name, tokenizer.mask_token_id))
+
+
+def _key(trace: Trace, document: Document) -> str:
+    """What decides the split: the prompt, so that all answers to one are on the same side; the id where there is none."""
+    given = document.ids[document.prompt]
+    return str(given.tolist()) if len(given) else trace.request_id
+
+
+def _check(trace: Trace, document: Document, tokenizer: Tokenizer, where: Path) -> None:
+    """Refuse ids that mean something else to this tokenizer, or that the store does not know."""
+    name = f"{where}: trace {trace.request_id[:60]!r}"
+    made_with, model = trace.meta.get("tokenizer"), trace.meta.get("model")
+    if made_with not in (None, tokenizer.fingerprint):
+        raise UserError(
+            f"{name} was recorded with another tokenizer ({made_with}, of model {model!r}) than this run's "
+            f"({tokenizer.fingerprint}): train with that one, or name one model's traces with data.trace_model"
+        )
+    if (document.ids == REDACTED).any():
+        raise UserError(f'{name} was stored without its prompt: record with trace.prompts = "plain" to train on traces')
+    if document.ids.min() < 0 or document.ids.max() >= tokenizer.vocab_size:
+        raise UserError(
+            f"{name} holds token {document.ids.max()}, and the tokenizer has {tokenizer.vocab_size} tokens: "
+            "train with the tokenizer it was recorded with"
+        )

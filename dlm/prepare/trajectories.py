@@ -1,0 +1,88 @@
+"""Trajectories: a teacher decodes prompts, or given responses in an order of its own, into a trace store. Trains nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dlm.data.source import build_stream
+from dlm.errors import UserError
+from dlm.inference.generation import engine_for
+from dlm.inference.recording import Store
+from dlm.models.lm import LM
+from dlm.models.loading import load
+from dlm.prepare.config import TrajectoriesConfig
+from dlm.prepare.tasks import Task, Tasks
+from dlm.trace.record import Recorder
+from dlm.trace.store import TraceStore
+
+COLUMNS = (TextColumn("[bold]prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` did: prompts it took from the data, trajectories of theirs, and how many of those it made now."""
+
+    prompts: int
+    trajectories: int
+    made: int
+
+
+def prepare(config: TrajectoriesConfig) -> Prepared:
+    """Record a trajectory for each prompt of the data's training split; what `dlm-prepare trajectories` calls.
+
+    What the store has already is not made again, so a stopped run goes on where it was. A batch of which anything is
+    missing is decoded as a whole, as it would have been then: what it was run together with cannot change a token.
+    """
+    t = config.trajectories
+    lm = load(**config.model.model_dump())
+    stream = build_stream(config.data, lm.tokenizer, t.length, "train", config.sampler.seed, epochs=1)
+    tasks, console = Tasks(lm, config), Console(stderr=True)
+    prompts, made, names = 0, 0, set[str]()
+    with TraceStore(t.store) as store, Progress(*COLUMNS, console=console, disable=not console.is_terminal) as bar:
+        sizes = [size for size in (t.samples, getattr(stream, "samples_per_epoch", None)) if size is not None]
+        task = bar.add_task("prompts", total=min(sizes, default=None))
+        samples = islice(stream, t.samples)
+        while batch := list(islice(samples, t.batch_size)):
+            new = [one for sample in batch for one in tasks.of(sample) if one.name not in names]
+            new = list({one.name: one for one in new}.values())
+            names |= {one.name for one in new}
+            made += _record(lm, config, new, store)
+            prompts += len(batch)
+            bar.advance(task, len(batch))
+        if t.parquet is not None:
+            store.export(t.parquet)
+    return Prepared(prompts, len(names), made)
+
+
+def _record(lm: LM, config: TrajectoriesConfig, tasks: Sequence[Task], store: TraceStore) -> int:
+    """Decode a batch, if anything of it is missing; returns how many traces that made."""
+    missing = {task.name for task in tasks if task.name not in store}
+    if not missing:
+        return 0
+    settings = config.engine.model_dump(exclude_unset=True)
+    decodings = [task.decoding for task in tasks]
+    engine = engine_for(lm, decodings, settings, len(tasks), trace=cast(Store, _Missing(store, missing)))
+    for task in tasks:
+        engine.submit(task.decoding, task.given, {"responses": config.trajectories.responses})
+    for event in engine.stream():
+        if event.error is not None:
+            raise UserError(f"request {event.request_id!r}: {event.error}")
+    store.flush()
+    return len(missing)
+
+
+class _Missing:
+    """A store that records these requests alone."""
+
+    def __init__(self, store: TraceStore, names: set[str]) -> None:
+        self.store, self.names = store, names
+
+    def add_tokenizer(self, tokenizer: str, content: str) -> None:
+        self.store.add_tokenizer(tokenizer, content)
+
+    def recorder(self, request_id: str, prompt: Any, **facts: Any) -> Recorder | None:
+        return self.store.recorder(request_id, prompt, **facts) if request_id in self.names else None

@@ -1,0 +1,61 @@
+"""Adapters in a run: what is attached before it, what its checkpoints hold, what it leaves. Knows no loop and no loss."""
+
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from dlm.errors import UserError
+from dlm.models import adapters
+from dlm.models.lm import LM
+from dlm.models.quantise import quantise, require
+from dlm.training.config import TrainConfig
+from dlm.training.processes import SPREAD
+
+
+def check(config: TrainConfig, a: Accelerator) -> None:
+    """Refuse what cannot be before anything is loaded."""
+    kind, t = config.adapter.kind, config.train
+    if kind == "none":
+        return
+    assert t.init_from is not None
+    adapters.require()
+    if kind == "qlora":
+        if a.distributed_type in SPREAD:
+            raise UserError('adapter.kind = "qlora": 4-bit matrices cannot be spread out; use "lora", or DDP')
+        require("nf4", a.device)
+    if Path(t.out).resolve() == Path(t.init_from).expanduser().resolve():
+        raise UserError(f"train.out = {t.out!r} is the model that is adapted, train.init_from: choose another folder")
+
+
+def attach(config: TrainConfig, lm: LM, device: torch.device) -> None:
+    """Put the adapters of [adapter] into the model; they alone will be trained."""
+    c = config.adapter
+    if c.kind == "none":
+        return
+    if c.kind == "qlora":
+        quantise(lm.network, "nf4", device, c.double_quant)
+    targets = c.targets or adapters.PROJECTIONS
+    adapters.attach(lm.network, c.r, c.alpha, c.dropout, targets, base=str(config.train.init_from))
+
+
+def keep_trained(module: nn.Module) -> None:
+    """Leave out of checkpoints what is not trained: it lies elsewhere, and 4-bit matrices cannot be read back."""
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+    def forget(_: nn.Module, state: dict, prefix: str, __: object) -> None:
+        for name in [n for n in state if n.removeprefix(prefix) not in trained]:
+            del state[name]
+
+    module.register_state_dict_post_hook(forget)
+    module.register_load_state_dict_post_hook(lambda _, found: found.missing_keys.clear())
+
+
+def save(config: TrainConfig, lm: LM, out: Path) -> None:
+    """The run's last act: the adapters alone and, if asked for, the model that they and their base make."""
+    dtype = config.train.save_dtype
+    lm.save(out, dtype=dtype)
+    if config.adapter.merge:
+        adapters.merge(lm.network)
+        lm.save(out / "merged", dtype=dtype)

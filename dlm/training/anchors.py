@@ -1,0 +1,171 @@
+"""A causal teacher's states of training sequences on disk, one file a sequence. Knows no loss."""
+
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dlm.data.atomic import replacing, write_text
+from dlm.data.loader import BatchLoader
+from dlm.data.source import build_stream
+from dlm.errors import UserError
+from dlm.models.loading import DTYPES, pick_device
+from dlm.models.settings import read_json
+from dlm.training.config import TrainConfig
+from dlm.training.start import starting_point
+from dlm.training.teacher import LiveTeacher, States, teacher_name, weights_of
+
+MANIFEST = "anchors.json"
+COMMAND = "dlm-prepare anchors --config FILE"
+COLUMNS = (TextColumn("[bold]sequences"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+
+
+class Anchors:
+    """A teacher that was run beforehand: its states are read row by row from the folder align.anchors."""
+
+    def __init__(self, config: TrainConfig, layers: tuple[int, ...]) -> None:
+        assert config.align.anchors is not None
+        self.folder, self.layers = Path(config.align.anchors).expanduser(), layers
+        manifest = read_json(self.folder / MANIFEST)
+        if not manifest:
+            raise UserError(f"align.anchors = {config.align.anchors!r} holds no {MANIFEST}: write it with {COMMAND}")
+        self.identity, self.width = manifest["weights"], manifest["hidden_size"]
+        name = teacher_name(config)
+        if name is not None and weights_of(name) != self.identity:
+            raise UserError(
+                f"{self.folder} holds states of {manifest['teacher']!r} with weights {self.identity}, which {name!r} has "
+                f"not: set align.teacher to that model, or write its states into an empty folder with {COMMAND}"
+            )
+        if not set(layers) <= set(manifest["layers"]):
+            raise UserError(
+                f"{self.folder} holds layers {manifest['layers']}, but align.layers asks for {list(layers)}: "
+                f"write them into an empty folder with {COMMAND}"
+            )
+        if manifest["length"] != config.train.length:
+            raise UserError(
+                f"{self.folder} holds sequences of {manifest['length']} tokens, but train.length = {config.train.length}"
+            )
+
+    def compile(self) -> None:
+        """There is nothing to compile."""
+
+    def states(self, input_ids: Int[Tensor, "b l"]) -> States:
+        """The files of these sequences, of which the rows that are asked for are read."""
+        files = [self._open(key) for key in keys(input_ids)]
+
+        def read(layer: int, sequences: Tensor, positions: Tensor) -> Tensor:
+            counts = sequences.bincount(minlength=len(files)).tolist()
+            name = str(layer)
+            rows = [f.get_tensor(name)[p] for f, p in zip(files, positions.cpu().split(counts), strict=True)]
+            return torch.cat(rows).to(input_ids.device)
+
+        return read
+
+    def _open(self, key: str) -> Any:
+        path = place(self.folder, key)
+        try:
+            return safe_open(path, framework="pt")
+        except FileNotFoundError:
+            raise UserError(f"{path} is missing: write the anchors of this run's sequences with {COMMAND}") from None
+        except SafetensorError as error:
+            raise UserError(f"{path} is not a whole file ({error}): delete it and run {COMMAND}") from None
+
+
+def keys(input_ids: Int[Tensor, "b l"]) -> list[str]:
+    """Each sequence's name: the hash of its ids."""
+    return [blake2b(row.tobytes(), digest_size=16).hexdigest() for row in input_ids.cpu().int().numpy()]
+
+
+def place(folder: Path, key: str) -> Path:
+    """Where a sequence's file is; 256 folders keep each of them short."""
+    return folder / key[:2] / f"{key}.safetensors"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `write_anchors` did: sequences that the run will see, and how many of their files it wrote."""
+
+    sequences: int
+    written: int
+
+
+def write_anchors(config: TrainConfig) -> Written:
+    """Run the teacher over the sequences that training with `config` will see, in their order, into align.anchors.
+
+    Files appear whole and are never written twice, so a stopped run goes on where it was. A batch of which any file is
+    missing is computed as a whole, as training would: the numbers do not depend on where a run was stopped.
+    """
+    c, t = config.align, config.train
+    if c.anchors is None:
+        raise UserError("align.anchors is not set: name the folder that the teacher's states go into")
+    folder, device = Path(c.anchors).expanduser(), pick_device(t.device)
+    student = starting_point(config)
+    teacher = LiveTeacher(config, student, device)
+    _begin(folder, teacher, config)
+    loader = BatchLoader(build_stream(config.data, student.tokenizer, t.length, "train", t.seed), t.batch_size)
+    total, dtype = t.steps * t.batch_size, DTYPES[c.anchors_dtype]
+    each = len(teacher.layers) * t.length * teacher.width * dtype.itemsize / 1e6
+    free = shutil.disk_usage(folder).free / 1e6
+    print(
+        f"{folder}: {total:,} sequences of {each:,.3f} MB: {total * each:,.1f} MB at most, {free:,.0f} MB are free",
+        file=sys.stderr,
+    )
+    console = Console(stderr=True)
+    written = 0
+    with Progress(*COLUMNS, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("anchors", total=total)
+        for batch in islice(loader, t.steps):
+            for ids in batch["input_ids"].split(t.micro_batch_size or t.batch_size):
+                written += _write(folder, teacher, ids.to(device), dtype)
+                bar.advance(task, len(ids))
+    return Written(total, written)
+
+
+def _begin(folder: Path, teacher: LiveTeacher, config: TrainConfig) -> None:
+    """The manifest, or a check that the folder's is this one; what a killed process left half written goes."""
+    manifest = {
+        "teacher": teacher_name(config),
+        "weights": teacher.identity,
+        "layers": list(teacher.layers),
+        "hidden_size": teacher.width,
+        "dtype": config.align.anchors_dtype,
+        "length": config.train.length,
+    }
+    found = read_json(folder / MANIFEST)
+    other = [f"{key} {found[key]}, not {value}" for key, value in manifest.items() if found and found[key] != value]
+    if other:
+        raise UserError(f"align.anchors = {str(folder)!r} holds states of {'; '.join(other)}: give an empty folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for half in folder.glob("??/.*.safetensors.*"):
+        half.unlink()
+    write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+
+
+def _write(folder: Path, teacher: LiveTeacher, ids: Int[Tensor, "b l"], dtype: torch.dtype) -> int:
+    """The files of these sequences that are not there; how many that were."""
+    paths = [place(folder, key) for key in keys(ids)]
+    if all(path.exists() for path in paths):
+        return 0
+    outputs = teacher.outputs(ids)
+    written = 0
+    for row, path in enumerate(paths):
+        if path.exists():  # also where a batch holds a sequence twice
+            continue
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as temporary:
+            states = {str(layer): outputs[layer][row].to("cpu", dtype).contiguous() for layer in teacher.layers}
+            save_file(states, temporary)
+        written += 1
+    return written

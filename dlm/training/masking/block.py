@@ -1,0 +1,28 @@
+"""Block diffusion: blocks masked each at its own level, all denoised in one forward. Knows no network."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from dlm.diffusion.noise import Noised
+from dlm.models.config import ModelConfig
+from dlm.training.batch import Batch
+from dlm.training.masking.random import RandomMasking
+from dlm.training.masking.view import View
+from dlm.training.scoring import two_streams
+from dlm.training.sections import ObjectiveConfig
+
+
+class BlockMasking(RandomMasking):
+    """t ~ U(0, 1) a block; each block is predicted from what is left of it and the clean blocks before it (BD3-LM).
+
+    Blocks lie at multiples of `block_length`, as the engine decodes them; where the prompt ends inside one, its tokens
+    stay unmasked. Sequences are not truncated: the first blocks of a long one see what a short one would show them.
+    """
+
+    def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
+        super().__init__(config, model, seed)
+        self.block_length = config.block_length
+
+    def _view(self, batch: Batch, noised: Noised, weight: Float[Tensor, "b l"]) -> View:
+        canvas, positions, spec = two_streams(noised.input_ids, batch.input_ids, self.block_length)
+        return View(canvas, batch.input_ids, noised.masked, weight, spec, positions)

@@ -1,0 +1,143 @@
+"""One process or many: DDP, FSDP2 and DeepSpeed, as `accelerate launch` asks for. Knows no data and no loss."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import set_seed
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from dlm.errors import UserError
+from dlm.models.loading import pick_device
+from dlm.models.transformer import Transformer
+from dlm.training.config import TrainConfig
+from dlm.training.signals import sum_over_processes
+
+SPREAD = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+"""Where no process holds all weights on its device; these two move them there themselves."""
+
+
+def start(config: TrainConfig) -> Accelerator:
+    """This process's place among the others, seeded; what the launcher asks for and the config cannot have is refused."""
+    t = config.train
+    AcceleratorState._reset_state(True)  # a notebook's second run may differ in device and precision
+    cpu = pick_device(t.device).type == "cpu"
+    if cpu and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        raise UserError("DeepSpeed needs GPUs; on a CPU use configs/accelerate/cpu-2.yaml or fsdp2.yaml")
+    a = Accelerator(
+        cpu=cpu,
+        mixed_precision="bf16" if t.precision == "bf16" else "no",
+        log_with=list(config.log.trackers) or None,
+        project_dir=t.out,
+    )
+    if a.distributed_type == DistributedType.MULTI_CPU and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        # accelerate shards on accelerators alone, though its code and torch's work on a CPU as well.
+        a.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        a.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+    if a.distributed_type == DistributedType.FSDP:
+        _prepare_fsdp(a)
+    elif a.distributed_type == DistributedType.DEEPSPEED:
+        _prepare_deepspeed(a, config)
+    set_seed(t.seed)
+    return a
+
+
+def _prepare_fsdp(a: Accelerator) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    plugin: Any = a.state.fsdp_plugin
+    if plugin.fsdp_version != 2:
+        raise UserError("fsdp_version: 1 is not supported: set fsdp_version: 2, as configs/accelerate/fsdp2.yaml does")
+    if a.mixed_precision == "bf16":  # accelerate's own would also round gradients' sums and the loss to bfloat16
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def _prepare_deepspeed(a: Accelerator, config: TrainConfig) -> None:
+    """What DeepSpeed does by itself, it does by the config's numbers."""
+    t = config.train
+    for key, value, instead in (
+        ("optim.hidden.algorithm", config.optim.hidden.algorithm, "adamw"),
+        ("train.ema", t.ema, 0.0),
+    ):
+        if value != instead:  # ZeRO lays the weights out flat, where there are neither matrices nor names
+            raise UserError(
+                f"{key} = {value!r} is not possible with DeepSpeed: set {instead!r}, or use configs/accelerate/fsdp2.yaml"
+            )
+    plugin: Any = a.state.deepspeed_plugin
+    plugin.deepspeed_config |= {
+        "train_micro_batch_size_per_gpu": micro_batch_size(config, a),
+        "gradient_accumulation_steps": 1,  # the loss is a share of the step's already
+        "gradient_clipping": t.clip,
+    }
+
+
+def micro_batch_size(config: TrainConfig, a: Accelerator) -> int:
+    """Sequences a forward in each process."""
+    t = config.train
+    share = t.batch_size // a.num_processes
+    micro = t.micro_batch_size or share
+    if share == 0 or share % micro:
+        raise UserError(
+            f"train.batch_size = {t.batch_size} over {a.num_processes} processes is {share} sequences each, "
+            f"not a multiple of train.micro_batch_size = {micro}"
+        )
+    return micro
+
+
+def agree(a: Accelerator, step: int, out: str) -> None:
+    """An error unless every process resumes at the same step."""
+    if sum_over_processes(a, torch.tensor(float(step), device=a.device)) != step * a.num_processes:
+        raise UserError(
+            f"train.out = {out!r} is not the same folder for all processes: on several machines it must be a shared one"
+        )
+
+
+@contextmanager
+def exchanging(a: Accelerator, module: nn.Module, last: bool) -> Iterator[None]:
+    """Around forward and backward: gradients cross between processes after the step's last micro-batch alone."""
+    a.sync_gradients = last  # DeepSpeed steps when this is True
+    if last:
+        yield
+    else:
+        with a.no_sync(module):
+            yield
+
+
+class Whole:
+    """All weights in one place, for what the main process does alone: validation, samples, the final model."""
+
+    def __init__(self, a: Accelerator, network: Transformer) -> None:
+        self.accelerator, self.network, self.empty = a, network, None
+        if a.distributed_type in SPREAD:  # to be called before the weights are spread out
+            self.empty = deepcopy(network).to("meta")
+
+    def __call__(self, prepared: nn.Module) -> Transformer | None:
+        """The network in the main process, None in the others; each of them has to call this."""
+        a = self.accelerator
+        if self.empty is None:
+            return self.network if a.is_main_process else None
+        weights = a.get_state_dict(prepared)
+        if not a.is_main_process:
+            return None
+        network, prefix = deepcopy(self.empty), "network."
+        ours = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        network.load_state_dict(ours, assign=True)
+        return network.to(a.device)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor's values from all shards."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def share(values: Tensor, like: Tensor) -> Tensor:
+    """The part of `values`, which every process has, that lies where this process's part of `like` does."""
+    if not isinstance(like, DTensor):
+        return values
+    return distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None)

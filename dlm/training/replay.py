@@ -1,0 +1,115 @@
+"""Past samples among new ones, against forgetting: a stream over a stream. Knows no network and no loss."""
+
+import zlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from dlm.data.documents import Document
+from dlm.data.loader import SampleStream
+from dlm.data.packing import Sample, sample_of
+from dlm.data.table import mix
+from dlm.errors import UserError
+from dlm.training.sections import ReplayConfig
+
+COLUMNS = ("input_ids", "prompt_mask", "order")  # a sample has the first, the first two, or all
+RESERVOIR, DRAWS = 0x4EB1A1, 0x4EB1A2  # keys apart from those of other draws
+
+
+class ReplayStream:
+    """Each batch of `batch_size` samples ends with some of earlier batches, drawn uniformly and each at most once.
+
+    What it draws from is a uniform sample, too, of all new samples of earlier batches (a reservoir, Vitter's
+    algorithm R). Numbers are addressed by (seed, batch), and every process sees the same stream; so what a checkpoint
+    must hold are the kept rows alone, which are compressed once and shared by all states.
+    """
+
+    def __init__(self, stream: SampleStream, config: ReplayConfig, batch_size: int, seed: int) -> None:
+        self.stream, self.config, self.batch_size, self.seed = stream, config, batch_size, seed
+        self.replayed = round(config.fraction * batch_size)
+        if not 0 < self.replayed < batch_size:
+            raise UserError(
+                f"replay.fraction = {config.fraction} of train.batch_size = {batch_size} is {self.replayed} rows: "
+                "a batch needs a new one and a past one at least"
+            )
+        self.rows: list[bytes] = []
+        self.batch = self.seen = 0
+        self.waiting: deque[Sample] = deque()
+
+    def __iter__(self) -> "ReplayStream":
+        return self
+
+    def __next__(self) -> Sample:
+        if not self.waiting:
+            self._prepare()
+        return self.waiting.popleft()
+
+    def _prepare(self) -> None:
+        """The next batch, numbered anew: a row that comes again is another sample to what draws by its number."""
+        past = self._past()
+        new: list[Sample] = []
+        for sample in self.stream:
+            new.append(sample)
+            if len(new) + len(past) == self.batch_size:
+                break
+        if not new:
+            raise StopIteration
+        first = self.batch * self.batch_size
+        for place, sample in enumerate([*new, *past]):
+            self.waiting.append({**sample, "index": first + place})
+        for sample in new:
+            self._keep(pack(sample))
+        self.batch += 1
+
+    def _past(self) -> list[Sample]:
+        """The rows that come again in this batch: the beginning of a shuffle, by Fisher and Yates."""
+        count = len(self.rows)
+        if self.batch < self.config.start or count < self.replayed:
+            return []
+        numbers = mix(np.arange(self.replayed, dtype=np.uint64) + np.uint64(self.batch << 32), self.seed ^ DRAWS)
+        moved: dict[int, int] = {}
+        chosen = []
+        for place, number in enumerate(numbers.tolist()):
+            other = place + number % (count - place)
+            chosen.append(moved.get(other, other))
+            moved[other] = moved.get(place, place)
+        return [unpack(self.rows[slot]) for slot in chosen]
+
+    def _keep(self, row: bytes) -> None:
+        """Give the row a place with probability size / seen."""
+        self.seen += 1
+        if len(self.rows) < self.config.size:
+            self.rows.append(row)
+            return
+        slot = int(mix(np.array([self.seen], np.uint64), self.seed ^ RESERVOIR)[0]) % self.seen
+        if slot < self.config.size:
+            self.rows[slot] = row
+
+    def state_dict(self) -> dict[str, Any]:
+        assert not self.waiting, "a state is taken between batches"
+        stream = self.stream.state_dict()
+        counters = {"batch": self.batch, "seen": self.seen, "epoch": stream.get("epoch")}
+        return {"kind": "replay", **counters, "rows": list(self.rows), "stream": stream}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("kind") != "replay":
+            raise UserError(
+                f"the checkpoint's data position is of kind {state.get('kind')!r}, without replay: keep [replay]"
+            )
+        self.batch, self.seen, self.rows = state["batch"], state["seen"], list(state["rows"])
+        self.stream.load_state_dict(state["stream"])
+        self.waiting.clear()
+
+
+def pack(sample: Sample) -> bytes:
+    """A sample without its number, as compressed columns of int32."""
+    columns = [np.asarray(column, np.int32) for name in COLUMNS if (column := sample.get(name)) is not None]
+    return bytes([len(columns)]) + zlib.compress(np.stack(columns).tobytes(), level=1)
+
+
+def unpack(row: bytes) -> Sample:
+    """The sample again, with 0 for its number."""
+    ids, *beside = np.frombuffer(zlib.decompress(row[1:]), np.int32).reshape(row[0], -1)
+    prompt = beside[0].astype(np.bool_) if beside else None
+    return sample_of(Document(ids, prompt, *beside[1:]), 0)

@@ -1,0 +1,97 @@
+"""What text costs under a network, in nats, with few logits in memory at a time. Knows no optimiser and no data."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from dlm.diffusion.bound import likelihood, likelihood_bound
+from dlm.diffusion.loss import token_losses
+from dlm.errors import UserError
+from dlm.models.attention import AttentionSpec
+from dlm.models.transformer import Transformer
+
+LOGITS_AT_ONCE = 2**26
+"""256 MiB in fp32; with log p and gradients three to four times that."""
+
+
+def in_slices(
+    score: Callable[[Tensor, Tensor], Tensor], vocab_size: int, states: Float[Tensor, "n d"], targets: Int[Tensor, " n"]
+) -> Float[Tensor, "n ..."]:
+    """`score` of states and their targets, which makes logits of them, for a few rows at a time.
+
+    Where there are several slices and gradients are recorded, each one's logits are computed again in the backward
+    pass instead of kept, so that the logits of a whole batch never stand in memory.
+    """
+    most = max(1, LOGITS_AT_ONCE // vocab_size)
+    if len(states) <= most:
+        return score(states, targets)
+    parts = zip(states.split(most), targets.split(most), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.cat([score(*part) for part in parts])
+    # Autocast would cast the head's weights once for all slices, and add up their gradients in bf16.
+    kind = states.device.type
+    with torch.autocast(kind, enabled=torch.is_autocast_enabled(kind), cache_enabled=False):
+        return torch.cat([checkpoint(score, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
+
+
+def sequence_nats(
+    network: Transformer,
+    input_ids: Int[Tensor, "b l"],
+    *,
+    answer: Bool[Tensor, "b l"] | None = None,
+    index: Int[Tensor, " b"] | None = None,
+    samples: int = 1,
+    seed: int = 0,
+) -> Float[Tensor, "b s"]:
+    """What each sequence's `answer` costs given the rest, in nats, as the network's own attention would generate it.
+
+    Bidirectional and block-causal networks: `samples` draws of the bound. Causal ones: the likelihood itself, once.
+    All three count the same tokens, the first one included, so their bits a byte compare.
+    """
+    kind, size = network.attention.kind, network.attention.block_length
+    if kind == "causal":
+        eos_id = need_token(network, "eos_token_id", "a causal model predicts the first token from end-of-text")
+
+        def moved(shown: Tensor, asked: Tensor) -> Tensor:
+            return _nats(network, network.hidden(shown)[asked], input_ids[asked])
+
+        return likelihood(moved, input_ids, eos_id, answer=answer)
+
+    def nats(shown: Tensor, asked: Tensor) -> Tensor:
+        positions, spec = None, network.attention
+        if kind == "block_causal":
+            shown, positions, spec = two_streams(shown, input_ids, size)
+        states = spec.states(network.hidden(shown, positions, attention=spec), network.config.shifted_logits)
+        return _nats(network, states[asked], input_ids[asked])
+
+    mask_id = need_token(network, "mask_token_id", "a diffusion model is asked about masks")
+    return likelihood_bound(
+        nats, input_ids, mask_id, answer=answer, index=index, samples=samples, seed=seed, block_length=size
+    )
+
+
+def two_streams(
+    noisy: Int[Tensor, "b l"], clean: Int[Tensor, "b l"], block_length: int | None
+) -> tuple[Int[Tensor, "b m"], Int[Tensor, "b m"], AttentionSpec]:
+    """The canvas of one forward that shows every noisy block the clean blocks before it, its positions and attention."""
+    both = torch.cat((noisy, clean), dim=1)
+    position = torch.arange(clean.shape[1], device=clean.device).repeat(2).expand_as(both)
+    return both, position, AttentionSpec("two_stream", block_length)
+
+
+def need_token(network: Transformer, name: str, why: str) -> int:
+    """The id of a special token, or an error that says what to do."""
+    token = getattr(network.config, name)
+    if token is None:
+        raise UserError(f'{why}, and this one names none: set "{name}" in its config.json, or model.{name} in training')
+    return token
+
+
+def _nats(network: Transformer, states: Float[Tensor, "n d"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    def score(states: Tensor, targets: Tensor) -> Tensor:
+        return token_losses(network.suppress(network.head(states).float()), targets)
+
+    return in_slices(score, network.config.vocab_size, states, targets)

@@ -1,0 +1,94 @@
+"""The frozen causal model that alignment looks up to: which one, and its states of clean text. Knows no loss."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dlm.errors import UserError
+from dlm.models.attention import AttentionSpec
+from dlm.models.finding import find
+from dlm.models.fingerprint import files_digest
+from dlm.models.lm import LM
+from dlm.models.loading import load, weight_files
+from dlm.training.config import TrainConfig
+from dlm.training.sections import AlignConfig
+
+States = Callable[[int, Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n d"]]
+"""(layer, sequences, positions) -> the teacher's states there, in any dtype."""
+WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""dtype of a teacher's weights, by train.precision."""
+
+
+class Teacher(Protocol):
+    """States of clean text, computed now or before; `identity` is the digest of the weights that they came from."""
+
+    identity: str
+    width: int
+    layers: tuple[int, ...]
+
+    def states(self, input_ids: Int[Tensor, "b l"]) -> States: ...
+
+    def compile(self) -> None: ...
+
+
+class LiveTeacher:
+    """A frozen model as far as its last layer that is asked for. It is no module of the student: nobody trains or saves it."""
+
+    def __init__(self, config: TrainConfig, student: LM, device: torch.device) -> None:
+        name, t = teacher_name(config), config.train
+        if name is None:
+            raise UserError("alignment needs a teacher: set align.teacher or train.init_from")
+        lm = load(name, dtype=WEIGHTS[t.precision], device=device)
+        if lm.config.attention != "causal":
+            raise UserError(f"align.teacher = {name!r} is {lm.config.attention}: a teacher is a causal model")
+        theirs, ours = (None if m.tokenizer is None else m.tokenizer.with_mask().fingerprint for m in (lm, student))
+        if theirs != ours and theirs is not None and ours is not None:
+            raise UserError(f"align.teacher = {name!r} has another tokenizer than the network: ids would not match")
+        self.identity, self.width = weights_of(name), lm.config.hidden_size
+        self.layers = chosen_layers(config.align, lm.config.num_hidden_layers)
+        network = lm.network.requires_grad_(False)
+        network.layers, network.lm_head = network.layers[: max(self.layers) + 1], None
+        self.hidden = network.hidden
+
+    def compile(self) -> None:
+        self.hidden = torch.compile(self.hidden, dynamic=False)
+
+    def outputs(self, input_ids: Int[Tensor, "b l"]) -> dict[int, Float[Tensor, "b l d"]]:
+        """What its layers make of clean text, by their number."""
+        taps: dict[int, Tensor] = {}
+        with torch.no_grad(), torch.autocast(input_ids.device.type, enabled=False):
+            self.hidden(input_ids, attention=AttentionSpec("causal"), taps=taps)
+        return taps
+
+    def states(self, input_ids: Int[Tensor, "b l"]) -> States:
+        """One forward, and then any of its states."""
+        outputs = self.outputs(input_ids)
+        return lambda layer, sequences, positions: at(outputs[layer], sequences, positions)
+
+
+def at(states: Float[Tensor, "b l d"], sequences: Int[Tensor, " n"], positions: Int[Tensor, " n"]) -> Tensor:
+    """The states at these places, (n, d)."""
+    return states.flatten(0, 1).index_select(0, sequences * states.shape[1] + positions)
+
+
+def teacher_name(config: TrainConfig) -> str | None:
+    """The causal model that [align] means, if any."""
+    return config.align.teacher or config.train.init_from
+
+
+def weights_of(name: str) -> str:
+    """The digest of a model's weights as they lie in its folder."""
+    return files_digest(weight_files(find(name)))
+
+
+def chosen_layers(config: AlignConfig, count: int) -> tuple[int, ...]:
+    """The numbers that align.layers stands for in a network of `count` layers."""
+    layers = tuple(range(count)) if config.layers == "all" else config.layers
+    if max(layers) >= count:
+        raise UserError(f"align.layers names layer {max(layers)}, but there are layers 0 to {count - 1}")
+    if (config.num_sample_layers or 1) > len(layers):
+        raise UserError(f"align.num_sample_layers = {config.num_sample_layers}, but there are {len(layers)} layers")
+    return layers

@@ -1,0 +1,68 @@
+"""Two processes on the CPU, started by `accelerate launch` with the shipped files: the numbers of one, exactly resumed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import dlm
+from dlm.config import to_toml
+from dlm.errors import UserError
+from dlm.training import processes
+from dlm.training.loop import train
+from tests.training.pair import STEPS, STOP
+from tests.training.runs import config, rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def launch(kind: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in two processes."""
+    files = ROOT / "configs" / "accelerate" / f"{kind}.yaml"
+    start = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(files), "--num_processes", "2"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    return subprocess.run([*start, *command], capture_output=True, text=True, timeout=300, env=environment, cwd=ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "adapter"), [("cpu-2", "none"), ("fsdp2", "none"), ("fsdp2", "lora")])
+def test_two_processes_give_the_losses_of_one_and_resume_exactly(tmp_path, kind, adapter):
+    # Micro-batches of one row, some of which ask for nothing; Muon; averaged weights.
+    options = {"train__steps": str(STEPS), "train__micro_batch_size": "1", "train__ema": "0.9"}
+    if adapter == "lora":
+        pytest.importorskip("peft", reason="needs the extra `qlora`: peft")
+        base = train(config(tmp_path, "base", train__steps="2", eval__sequences="0"))
+        options |= {"adapter__kind": "lora", "train__init_from": str(base.folder)}
+    alone = train(config(tmp_path, "alone", **options))
+    (tmp_path / "straight.toml").write_text(to_toml(config(tmp_path, "straight", **options)))
+    done = launch(kind, "-m", "tests.training.pair", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    straight, stopped = rows(tmp_path / "straight"), rows(tmp_path / "stopped")
+    losses = [r["loss"] for r in straight if "loss" in r]
+    assert losses == pytest.approx(alone.losses, rel=1e-5)
+    assert [r["grad_norm"] for r in straight if "loss" in r] == pytest.approx(
+        [r["grad_norm"] for r in rows(tmp_path / "alone") if "loss" in r], rel=1e-4
+    )
+    assert [r["bound"] for r in straight if "bound" in r] == pytest.approx([alone.bound[0]], rel=1e-5)
+    assert [r["loss"] for r in stopped if "loss" in r] == losses[STOP:]
+    one, two, again = (dlm.load(tmp_path / name).network for name in ("alone", "straight", "stopped"))
+    for a, b, c in zip(one.parameters(), two.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert torch.equal(b, c)
+    spread = list((tmp_path / "stopped" / "checkpoints").glob("*/pytorch_model_fsdp_0/*.distcp"))
+    assert len(spread) == (2 if kind == "fsdp2" else 0)
+
+
+def test_a_batch_must_divide_among_the_processes(tmp_path):
+    run = config(tmp_path, train__batch_size="4", train__micro_batch_size="4")
+    with pytest.raises(UserError, match="over 2 processes is 2 sequences each, not a multiple of .* = 4"):
+        processes.micro_batch_size(run, type("Two", (), {"num_processes": 2})())
+
+
+def test_deepspeed_says_what_it_cannot_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(UserError, match="DeepSpeed needs GPUs"):
+        processes.start(config(tmp_path))

@@ -1,0 +1,156 @@
+"""Looks at a run: right numbers, no influence on the run, pictures where they belong, and epochs."""
+
+import importlib.util
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from dlm.training.loop import Run, train
+from dlm.training.masking import MASKINGS
+from dlm.training.watch import Epochs, answers, decode, gradient_norms
+from tests.training.runs import config, rows
+
+PLOT = importlib.util.find_spec("matplotlib") is not None
+WATCHED = {"watch__every": "4", "train__length": "24"}
+MASKED = {
+    "random": {},
+    "complementary": {},
+    "causal": {},
+    "block": {"objective__block_length": "4"},
+}
+
+
+def masked(masking):
+    return {"objective__masking": masking, **MASKED[masking]}
+
+
+@pytest.mark.parametrize("masking", MASKED)
+def test_looking_changes_no_loss_and_tells_of_each_look(tmp_path, masking):
+    plain = train(config(tmp_path, "plain", train__length="24", **masked(masking)))
+    seen = train(config(tmp_path, "seen", **WATCHED, **masked(masking)))
+    assert seen.losses == plain.losses and not (plain.folder / "pictures").exists()
+    looks = [r for r in rows(seen.folder) if "sample" in r]
+    assert [r["step"] for r in looks] == [4, 8]
+    norms = [r["grad_norm"] for r in rows(seen.folder) if "loss" in r and r["step"] in (4, 8)]
+    groups = [[v for k, v in r.items() if k.startswith("grad_norm/")] for r in looks]
+    assert [sum(g**2 for g in group) ** 0.5 for group in groups] == pytest.approx(norms, rel=1e-4)
+    assert all(any(k.startswith("loss_by_mask_ratio/") for k in r) for r in looks)
+    if PLOT:
+        files = {f"step-0000000{step}-{name}.png" for step in (4, 8) for name in ("loss", "strip", "trajectory")}
+        assert {f.name for f in (seen.folder / "pictures").iterdir()} == files
+
+
+def test_gradient_norms_are_those_of_the_optimisers_groups(tmp_path):
+    run = Run(config(tmp_path, model__tie_word_embeddings="false"))
+    run.network.embed.weight.grad = torch.full_like(run.network.embed.weight, 2.0)
+    run.network.norm.weight.grad = torch.tensor([3.0] + [0.0] * 15)
+    run.network.layers[0].attn_norm.weight.grad = torch.tensor([4.0] + [0.0] * 15)
+    assert gradient_norms(run.network) == pytest.approx(
+        {"embed": 2 * run.network.embed.weight.numel() ** 0.5, "scalar": 5.0}
+    )
+
+
+@pytest.mark.parametrize("masking", MASKED)
+def test_answers_are_what_the_network_says_of_each_token_asked(tmp_path, masking):
+    """Against the definition, in numpy, from logits of one row at a time."""
+    run = Run(config(tmp_path, **masked(masking)))
+    batch = run._batch()
+    c, network = run.config.objective, run.network.eval()
+    view = MASKINGS[c.masking](c, network.config, 0).views(batch)[0]
+    found = answers(network, view)
+    loss, right, confidence = (part.numpy() for part in found)
+    for b in range(len(batch.index)):
+        positions = None if view.positions is None else view.positions[b : b + 1]
+        with torch.no_grad():
+            logits = network(view.input_ids[b : b + 1], positions, attention=view.attention)[0].numpy()
+        logits = logits[: view.targets.shape[1]]
+        if masking != "causal" and network.config.shifted_logits:
+            logits = np.concatenate([logits[:1], logits[:-1]])
+        logits[:, run.lm.mask_id] = -np.inf
+        p = np.exp(logits - logits.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        asked, target = view.asked[b].numpy(), view.targets[b].numpy()
+        truth = -np.log(p[np.arange(len(target)), target])
+        np.testing.assert_allclose(loss[b], np.where(asked, truth, 0), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(confidence[b], np.where(asked, p.max(-1), 0), rtol=1e-3, atol=1e-6)
+        assert (right[b] == (asked & (p.argmax(-1) == target))).all()
+
+
+def test_points_of_training_rows_are_their_mask_ratio_and_their_loss(tmp_path):
+    run = Run(config(tmp_path, watch__every="1"))
+    batch = run._batch()
+    (view,) = MASKINGS["random"](run.config.objective, run.network.config, 0).views(batch)
+    points = run.watch._points(run.network, batch, step=3)
+    loss, _, _ = answers(run.network, view)
+    some = [b for b in range(len(batch.index)) if view.asked[b].any()]
+    assert [p.ratio for p in points] == pytest.approx([view.asked[b].float().mean().item() for b in some])
+    assert [p.loss for p in points] == pytest.approx([loss[b][view.asked[b]].mean().item() for b in some])
+
+
+def test_without_matplotlib_numbers_are_logged_and_the_rest_is_said_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = train(config(tmp_path, log__progress="true", **WATCHED))
+    assert capsys.readouterr().err.count("watch.pictures needs matplotlib: pip install 'dlm[plot]'") == 1
+    assert len([r for r in rows(result.folder) if "sample" in r]) == 2 and not (result.folder / "pictures").exists()
+
+
+@pytest.mark.skipif(not PLOT, reason="needs the extra `plot`")
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs the extra `tensorboard`")
+@pytest.mark.filterwarnings("ignore")  # tensorboard's own
+def test_trackers_get_pictures_numbers_and_the_sample(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = train(config(tmp_path, log__trackers='["tensorboard"]', **WATCHED))
+    events = EventAccumulator(str(next(result.folder.rglob("events.out.tfevents*")).parent))
+    events.Reload()
+    tags = events.Tags()
+    assert set(tags["images"]) == {"watch/loss", "watch/strip", "watch/trajectory"}
+    assert "grad_norm/hidden" in tags["scalars"] and "sample/text_summary" in tags["tensors"]
+    assert events.Images("watch/strip")[-1].step == 8 and not (result.folder / "pictures").exists()
+
+
+@pytest.mark.parametrize(
+    ("masking", "answer", "length"),
+    [
+        ("random", range(24), 12),  # all of it is answer: its second half
+        ("random", range(9, 24), 15),
+        ("random", range(3, 7), 4),  # between given tokens: filled in
+        ("causal", range(9, 24), 15),
+        ("causal", range(3, 7), 12),
+        ("block", range(10, 24), 12),  # whole blocks
+    ],
+)
+def test_what_is_decoded_is_the_rows_answer(tmp_path, masking, answer, length):
+    run = Run(config(tmp_path, train__length="24", **masked(masking)))
+    run.network.config = run.network.config.model_copy(update={"eos_token_id": None})
+    ids = run.held_out.batches[0][0][0]
+    asked = torch.zeros(24, dtype=torch.bool)
+    asked[list(answer)] = True
+    found = decode(run.lm, ids, asked)
+    assert len(found.tokens) == length == len(found.steps) and len(set(found.steps)) == length
+
+
+def test_epochs_end_where_the_data_goes_round(tmp_path):
+    result = train(config(tmp_path, train__steps="40", watch__epochs="true", eval__every="0", train__length="64"))
+    run = Run(config(tmp_path, "again", train__length="64"))
+    per_epoch = run.loader.stream.samples_per_epoch
+    ends = [step for step in range(1, 41) if step * 4 // per_epoch > (step - 1) * 4 // per_epoch]
+    told = [r for r in rows(result.folder) if "epoch" in r]
+    assert [r["step"] for r in told] == ends and len(ends) >= 2
+    assert [r["epoch"] for r in told] == [step * 4 // per_epoch for step in ends]
+    assert [r["epoch_tokens"] for r in told] == list(np.diff([0, *ends]) * 4 * 64)
+    bounds = {r["step"]: r["bound"] for r in rows(result.folder) if "bound" in r}
+    assert [bounds[r["step"]] for r in told] == [r["epoch_bound"] for r in told] and set(bounds) == {*ends, 40}
+
+
+def test_an_epoch_that_is_stopped_in_goes_on_in_its_figures():
+    epochs, other = Epochs(True), Epochs(True)
+    assert epochs.ended(0, 100, 1.0) == {}
+    assert epochs.ended(1, 200, 2.0)["epoch_tokens"] == 200
+    other.load_state_dict(json.loads(json.dumps(epochs.state_dict())))
+    figures = {"epoch": 2, "epoch_tokens": 150, "epoch_seconds": 3.0, "epoch_tokens_per_second": 50.0}
+    assert other.ended(2, 350, 5.0) == figures
+    assert Epochs(False).ended(1, 200, 2.0) == {} and Epochs(True).ended(None, 200, 2.0) == {}
