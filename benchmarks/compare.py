@@ -157,7 +157,6 @@ def run(name: str, seed: int, options: argparse.Namespace) -> Result:
 
     import dlm
     from dlm.bench.peak import Peak
-    from dlm.data.source import build_stream
     from dlm.training.loop import Run
     from dlm.training.validate import HeldOut
 
@@ -167,7 +166,8 @@ def run(name: str, seed: int, options: argparse.Namespace) -> Result:
     # Whatever a row trains on, its bound is that of one held-out text.
     tokenizer, text = training.lm.require_tokenizer(), row_config("ar", seed, options.out, options.extra).data
     sizes = torch.as_tensor(tokenizer.token_bytes)
-    held_out = HeldOut(build_stream(text, tokenizer, t.length, "heldout", seed), e.sequences, e.batch_size, sizes)
+    held_out = HeldOut.of(text, tokenizer, t.length, e.sequences, e.batch_size, seed)
+    assert held_out is not None
     training.held_out = held_out
     with Peak(training.accelerator.device) as peak:
         training.go()

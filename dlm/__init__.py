@@ -32,6 +32,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         "inference",
         "kernels",
         "models",
+        "prepare",
         "replay",
         "trace",
         "training",

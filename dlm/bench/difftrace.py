@@ -18,9 +18,9 @@ from dlm.trace.facts import Facts, facts
 from dlm.trace.store import TraceStore
 from dlm.trace.trace import Trace
 
-COMPARED = 200  # traces: its files take ten times the room
+COMPARED = 1000  # traces: its files take ten times the room
 TEXT = (
-    f"{COMPARED} traces through both in one process; DiffTrace with tokens and masks, its defaults but for random states, which "
+    f"{COMPARED:,} traces at most through both in one process; DiffTrace with tokens and masks, its defaults but for random states, which "
     "are left out. It replays final tokens only, and has no check of what it reads."
 )
 

@@ -70,21 +70,15 @@ def measure_bound(
     seed: int = 0,
 ) -> BoundResult:
     """The bound over `sequences` of the held-out split of `data`, or over all of it where it has fewer."""
-    import torch
-
-    from dlm.data.source import build_stream
     from dlm.training.validate import HeldOut
 
     for name, value in (("sequences", sequences), ("draws", draws)):
         if value < 1:
             raise UserError(f"{name} = {value} must be at least 1")
     started = time.perf_counter()
-    sizes = None
-    if data.source != "sudoku":
-        sizes = torch.as_tensor(lm.require_tokenizer().token_bytes)
-    stream = build_stream(data, lm.tokenizer, length, "heldout", seed)
-    held = HeldOut(stream, sequences, batch_size, sizes)
-    if not held.tokens:
+    tokenizer = lm.tokenizer if data.source == "sudoku" else lm.require_tokenizer()
+    held = HeldOut.of(data, tokenizer, length, sequences, batch_size, seed)
+    if held is None:
         raise UserError(f'the held-out split of data.source = "{data.source}" is empty: raise data.heldout_fraction')
     found = held.bound(lm.network, draws, seed)
     bits = found.bits_per_byte

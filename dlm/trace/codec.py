@@ -91,15 +91,15 @@ def digest(trace: Trace) -> bytes:
     total = blake2b(
         b"".join((head.encode(), name, own, facts_digest(trace.context), trace.digests)), digest_size=DIGEST
     )
-    total.update(trace.first_step)
-    total.update(trace.first_token)
+    total.update(trace.first_step.data)
+    total.update(trace.first_token.data)
     if m:
         for column in (later.step, later.position, later.kind, later.token):
-            total.update(column)
+            total.update(column.data)
     if g:
-        total.update(trace.growth)
+        total.update(trace.growth.data)
     for option in options:
-        total.update(option)
+        total.update(option.data)
     return total.digest()
 
 

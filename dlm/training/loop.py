@@ -86,7 +86,9 @@ class Run:
             stream = ReplayStream(stream, config.replay, t.batch_size, t.seed)
         self.loader = BatchLoader(stream, t.batch_size, a.process_index, a.num_processes, prefetch=config.data.prefetch)
         self.micro = processes.micro_batch_size(config, a)
-        self.held_out = self._held_out()
+        e, main = config.eval, a.is_main_process
+        wanted = config.data, self.lm.tokenizer, t.length, e.sequences, e.batch_size, t.seed
+        self.held_out = HeldOut.of(*wanted) if e.sequences and main else None
         self.watch, self.epochs = Watch(config, self.held_out), Epochs(config.watch.epochs)
         self.optimizer = build_optimizer(self.network, config.optim, t.lr, t.ema)
         align = build_align(config, self.lm, a.device)
@@ -194,7 +196,9 @@ class Run:
     def optimiser_step(self) -> tuple[dict[str, float], float]:
         """One step over one global batch; the parts of the whole batch's loss, and the gradient norm before clipping."""
         a, t, ranges = self.accelerator, self.config.train, self.profile.ranges
-        torch.manual_seed(crc32(f"{t.seed} {self.step} {a.process_index}".encode()))  # dropout, the one thing unaddressed
+        torch.manual_seed(
+            crc32(f"{t.seed} {self.step} {a.process_index}".encode())
+        )  # dropout, the one thing unaddressed
         with ranges("data"):
             batch = self._batch()
         totals: dict[str, torch.Tensor] = {}
@@ -205,7 +209,8 @@ class Run:
                     parts = self.objective(batch.rows(start, start + self.micro))
                 with ranges("backward"):  # data parallel averages gradients; shares must add up
                     a.backward(sum(parts.values()) * a.num_processes)
-            totals = {name: totals.get(name, 0) + part.detach() for name, part in parts.items()}
+            for name, part in parts.items():
+                totals[name] = totals.get(name, 0) + part.detach()
         if self.watch.due(self.step + 1):
             self.watch.measure(a.unwrap_model(self.objective), batch)
         with ranges("optimiser"):
@@ -224,20 +229,8 @@ class Run:
             raise UserError(
                 f"the data ended after {self.step} steps of {self.config.train.steps}: fewer steps, or more data"
             ) from None
-        device = self.accelerator.device
-        ids = rows["input_ids"].to(device)
-        prompt = rows["prompt_mask"]
-        answer = torch.ones_like(ids, dtype=torch.bool) if prompt is None else ~prompt.to(device)
-        t, order = self.config.train, rows.get("order")
-        return Batch(
-            ids,
-            answer,
-            rows["index"].to(device),
-            self.step,
-            t.batch_size,
-            progress=self.step / t.steps,
-            order=None if order is None else order.to(device),
-        )
+        t = self.config.train
+        return Batch.of(rows, self.accelerator.device, self.step, t.steps, t.batch_size)
 
     # --- looking at it, and the end -------------------------------------------------------------------------------
 
@@ -260,17 +253,6 @@ class Run:
                 found = self.held_out.bound(network, self.config.eval.draws)
                 result.bound, result.bits_per_byte = found.per_token, found.bits_per_byte
                 report.validation(self.step, self.tokens, found)
-
-    def _held_out(self) -> HeldOut | None:
-        e, t = self.config.eval, self.config.train
-        if not e.sequences or not self.accelerator.is_main_process:
-            return None
-        stream = build_stream(self.config.data, self.lm.tokenizer, t.length, "heldout", t.seed)
-        sizes = None
-        if self.config.data.source != "sudoku" and self.lm.tokenizer is not None:
-            sizes = torch.as_tensor(self.lm.tokenizer.token_bytes)
-        held_out = HeldOut(stream, e.sequences, e.batch_size, sizes)
-        return held_out if held_out.batches else None
 
     def _look(self, report: Report) -> None:
         with self.averaged() as network:

@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
+from dlm.data.config import DataConfig
 from dlm.data.loader import BatchLoader, SampleStream
+from dlm.data.source import build_stream
+from dlm.data.tokenizer import Tokenizer
 from dlm.diffusion.bound import Estimate, estimate
 from dlm.models.transformer import Transformer
 from dlm.training.scoring import sequence_nats
@@ -30,6 +33,16 @@ class HeldOut:
         self.bytes = None
         if token_bytes is not None:
             self.bytes = sum(int(token_bytes[ids][answer].sum()) for ids, answer in self.batches)
+
+    @classmethod
+    def of(
+        cls, data: DataConfig, tokenizer: Tokenizer | None, length: int, sequences: int, batch_size: int, seed: int
+    ) -> "HeldOut | None":
+        """The first `sequences` of the held-out split of `data`, or all of it where it has fewer; None where it is empty."""
+        stream = build_stream(data, tokenizer, length, "heldout", seed)
+        text = tokenizer is not None and data.source != "sudoku"
+        found = cls(stream, sequences, batch_size, torch.as_tensor(tokenizer.token_bytes) if text else None)
+        return found if found.batches else None
 
     @torch.no_grad()
     def bound(self, network: Transformer, draws: int, seed: int = 0) -> Estimate:

@@ -11,9 +11,7 @@ from dlm.bench.finding import Finding, Point, Table
 from dlm.cli import bench
 from dlm.errors import UserError
 
-POINT = Point(
-    panel="p", facet="f", series="s", kind="k", label="l", tpf=1.0, quality=1.0, low=1.0, high=1.0
-)
+POINT = Point(panel="p", facet="f", series="s", kind="k", label="l", tpf=1.0, quality=1.0, low=1.0, high=1.0)
 
 
 @pytest.fixture
@@ -120,7 +118,7 @@ def test_an_earlier_result_survives_a_later_failure(command, tmp_path, monkeypat
         (["infer", "--output", "none/b.json"], "output.file = none/b.json: no such folder: none"),
         (["load", "--load.rates", "[0.0]"], "rates = [0.0]: each must be above 0"),
         (["kernels", "--kernels.heads", "3"], "heads = 3 is not a multiple of kv_heads = 4"),
-        (["quality", "--quality.gen_length", "10"], "gen_length = 10 is not a multiple of block_length = 16"),
+        (["quality", "--quality.gen_length", "10"], "gen_length = 10 is not a multiple of block_length = 8"),
     ],
 )
 def test_mistakes(command, argv, message):
