@@ -1,7 +1,8 @@
-"""What recording costs an engine: two engines in lockstep, one of them with a store. Knows no format.
+"""What recording costs an engine: two engines in lockstep, one of them recording. Knows no format.
 
 Both decode the same request with the same weights, a step of one and a step of the other by turns, in random order. Only
-steps next to each other are compared, so that a machine's moods, which last longer, fall on both.
+steps next to each other are compared, so that a machine's moods, which last longer, fall on both; and a draw for each request
+says which engine records, so that neither's place in memory is taken for a cost.
 """
 
 import tempfile
@@ -33,7 +34,7 @@ TEXT = (
 
 @dataclass
 class Side:
-    """One engine, and the nanoseconds it took."""
+    """The engine that records, or the one that does not, and the nanoseconds it took."""
 
     engine: "Engine"
     length: int
@@ -88,17 +89,25 @@ def measure(lm: "LM", s: TraceBenchSection, say: Say) -> list[dict[str, Any]]:
 
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder, TraceStore(Path(folder) / "traces.db") as store:
-        off, on = Side(Engine(lm), s.gen_length), Side(Engine(lm, trace=store), s.gen_length)
+        one, two = Engine(lm, trace=store), Engine(lm, trace=store)
+        recording, off, on = one.recording, Side(one, s.gen_length), Side(two, s.gen_length)
 
         def by_turns() -> tuple[Side, Side]:
             return (off, on) if rng.random() < 0.5 else (on, off)
 
-        for side in (off, on):  # fills caches, starts the thread
-            side.whole("first")
-            side.request.clear()
+        def draw() -> None:
+            off.engine, on.engine = (one, two) if rng.random() < 0.5 else (two, one)
+            off.engine.recording, on.engine.recording = None, recording
+
+        for number in range(2):  # fills caches, starts the thread
+            draw()
+            for side in (off, on):
+                side.whole(f"first {number}")
+                side.request.clear()
         store.flush()
         before = _writer_seconds()
         for number in range(s.requests):
+            draw()
             for side in by_turns():
                 side.submit(f"steps {number}")
             while off.engine.has_work:
@@ -109,6 +118,7 @@ def measure(lm: "LM", s: TraceBenchSection, say: Say) -> list[dict[str, Any]]:
         writer = 1e6 * (_writer_seconds() - before) / s.requests
         with timed_notes() as notes:
             for number in range(s.requests):
+                draw()
                 for side in by_turns():
                     side.whole(f"whole {number}")
     note = float(np.median(notes)) / 1e3

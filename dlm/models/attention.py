@@ -32,6 +32,8 @@ class AttentionSpec:
 
     kind: AttentionKind | Literal["two_stream"] = "bidirectional"
     block_length: int | None = None
+    apart: bool = False
+    """Documents that share a row do not see each other; one begins wherever a position is 0."""
 
     def __post_init__(self) -> None:
         if self.kind in ("block_causal", "two_stream") and (self.block_length or 0) < 1:
@@ -72,10 +74,10 @@ def dense_attend(
 ) -> Attend:
     """Attention over the whole sequence with SDPA (two streams on a GPU: FlexAttention); `valid` is False on padding,
     which nobody sees."""
-    causal = spec.kind == "causal" and valid is None
+    causal = spec.kind == "causal" and valid is None and not spec.apart
     allowed = blocks = None
     if spec.kind == "two_stream":
-        assert valid is None and spec.block_length is not None
+        assert valid is None and spec.block_length is not None and not spec.apart
         streams = positions.shape[1] // 2, spec.block_length, positions.device
         if positions.is_cuda:
             blocks = block_sight(*streams)
@@ -83,6 +85,10 @@ def dense_attend(
             allowed = dense_sight(*streams)
     elif not causal:
         allowed = spec.allowed(positions, positions)
+    if spec.apart:
+        document = (positions == 0).cumsum(-1)
+        same = document.unsqueeze(-2) == document.unsqueeze(-1)
+        allowed = same if allowed is None else allowed & same
     if valid is not None:
         allowed = valid[:, None, :] if allowed is None else allowed & valid[:, None, :]
     mask = None if allowed is None else allowed[:, None]  # (b, 1, l or 1, l)

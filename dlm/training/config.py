@@ -177,6 +177,8 @@ class TrainConfig(Section):
             )
         if self.align.weight and self.objective.masking == "causal":
             raise ValueError(f"align.weight = {self.align.weight}: masking = 'causal' masks nothing that could be aligned")
+        if self.align.weight and self.objective.documents == "apart":
+            raise ValueError('objective.documents = "apart": the teacher of [align] reads its rows joined; leave one out')
         if self.align.weight and not (self.align.teacher or self.align.anchors or t.init_from):
             raise ValueError(f"align.weight = {self.align.weight}: no teacher; set align.teacher or train.init_from")
         if self.adapter.kind != "none" and t.init_from is None:

@@ -55,8 +55,15 @@ class ObjectiveConfig(Section):
         le=1,
         description="lowest noise level, as a share of tokens masked; with t_max < 1 or t_min > 0.001 the loss is no bound",
     )
-    t_max: float = Field(default=1.0, gt=0, le=1, description="highest noise level; BD3-LM narrows both for small blocks")
+    t_max: float = Field(
+        default=1.0, gt=0, le=1, description="highest noise level; BD3-LM narrows both for small blocks"
+    )
     exact_count: bool = Field(default=False, description="mask an exact number of tokens instead of independently")
+    documents: Literal["joined", "apart"] = Field(
+        default="joined",
+        description="apart: those packed into one row do not see each other, and each begins at position 0; "
+        "validation reads its rows joined",
+    )
     truncate_probability: float = Field(
         default=0.01,
         ge=0,
@@ -99,6 +106,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "complementary": ("trajectory",),
     "t_min": ("random", "complementary", "block"),
     "t_max": ("random", "complementary", "block"),
+    "documents": ("random", "complementary", "causal"),
 }
 
 
@@ -124,7 +132,9 @@ class WatchConfig(Section):
         default=True,
         description="draw what is seen (needs the extra `plot`): for the trackers or, without any, into <out>/pictures",
     )
-    epochs: bool = Field(default=False, description="at each end of an epoch of the data: its throughput, and the bound")
+    epochs: bool = Field(
+        default=False, description="at each end of an epoch of the data: its throughput, and the bound"
+    )
 
 
 class ProfileConfig(Section):

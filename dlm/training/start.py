@@ -53,11 +53,7 @@ def _new(config: TrainConfig) -> LM:
         "pad_token_id": tokenizer.pad_token_id,
     }
     known = {name: special[name] for name in special if getattr(shape, name) is None}
-    known |= {
-        "vocab_size": shape.vocab_size or size,
-        "shifted_logits": shape.shifted_logits or config.objective.masking == "causal",
-    }
-    network = Transformer(shape.model_validate({**shape.model_dump(), **known}))
+    network = Transformer(shape.model_validate({**shape.model_dump(), **known, "vocab_size": shape.vocab_size or size}))
     network.initialise(torch.Generator().manual_seed(t.seed))
     if network.config.mask_token_id is None:
         raise UserError(

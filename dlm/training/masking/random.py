@@ -7,9 +7,10 @@ from torch import Tensor
 from dlm.diffusion.loss import token_weights
 from dlm.diffusion.noise import Noised, mask_probability, mask_tokens
 from dlm.diffusion.rng import Purpose, uniform
+from dlm.models.attention import AttentionSpec
 from dlm.models.config import ModelConfig
 from dlm.training.batch import Batch
-from dlm.training.masking.view import View
+from dlm.training.masking.view import View, documents, end_of
 from dlm.training.sections import ObjectiveConfig
 
 
@@ -26,7 +27,7 @@ class RandomMasking:
 
     def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
         assert model.mask_token_id is not None
-        self.config, self.mask_id, self.seed = config, model.mask_token_id, seed
+        self.config, self.model, self.mask_id, self.seed = config, model, model.mask_token_id, seed
 
     def views(self, batch: Batch) -> list[View]:
         """One view, or two that mask each token of the answer once between them."""
@@ -65,7 +66,12 @@ class RandomMasking:
         return views
 
     def _view(self, batch: Batch, noised: Noised, weight: Float[Tensor, "b l"]) -> View:
-        return View(noised.input_ids, batch.input_ids, noised.masked, weight)
+        attention = positions = None
+        if self.config.documents == "apart":
+            attention = AttentionSpec(self.model.attention, self.model.block_length, apart=True)
+            # A shifted network predicts a document's first token at the end-of-text before it, which so belongs to it.
+            positions = documents(batch.input_ids, end_of(self.model), opens=self.model.shifted_logits)
+        return View(noised.input_ids, batch.input_ids, noised.masked, weight, attention, positions)
 
     def _truncate(self, batch: Batch) -> Batch:
         """One step in a hundred sees sequences of a random length (LLaDA, appendix B.1), the same in every process."""
