@@ -152,15 +152,15 @@ class _Script:
 class _Once:
     """A store for one trace, which it does not keep."""
 
-    def __init__(self, keep: tuple[str, ...]) -> None:
-        self.keep = keep
+    def __init__(self, keep: tuple[str, ...], topk: int) -> None:
+        self.keep, self.topk = keep, topk
         self.made: Recorder | None = None
 
     def add_tokenizer(self, tokenizer: str, content: str) -> None:
         pass
 
     def recorder(self, request_id: str, prompt: Any, **facts: Any) -> Recorder:
-        self.made = Recorder(request_id, prompt, keep=self.keep, **facts)
+        self.made = Recorder(request_id, prompt, keep=self.keep, topk=self.topk, **facts)
         return self.made
 
 
@@ -175,7 +175,7 @@ def _run(
 ) -> tuple[Trace, dict[str, Any]]:
     """The request once more, the first `upto` steps as recorded; its trace, and what is told of this environment."""
     decoding = _decoding(lm, trace, name or trace.request_id, settings or {})
-    store = _Once(keep or tuple(_kept(trace)))
+    store = _Once(keep or tuple(_kept(trace)), 4 if trace.topk_tokens is None else trace.topk_tokens.shape[1])
     engine = Engine(lm, **_engine(trace, decoding), trace=cast(Store, store))
     engine.submit(decoding, _Script(trace, upto), meta)
     _drain(engine)

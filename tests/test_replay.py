@@ -180,6 +180,19 @@ def test_a_batch_gives_each_request_the_trace_it_has_alone(store):
         assert np.array_equal(store[f"crowd{i}"].states(), store[f"alone{i}"].states())
 
 
+def test_so_many_of_the_likeliest_tokens_are_kept_as_were_asked_for(store):
+    lm = tiny_lm(3)
+    store.keep = ("topk",)
+    for store.topk in (1, 9):
+        dlm.generate(lm, [[1, 2], [3]], trace=store, request_ids=[f"a{store.topk}", f"b{store.topk}"], gen_length=4)
+    few, many = store["a1"], store["a9"]
+    made = few.first_step >= 0
+    assert few.topk_tokens.shape[1] == 1 and many.topk_tokens.shape[1] == 9
+    assert np.array_equal(few.topk_tokens[made, 0], many.topk_tokens[made, 0])
+    assert (np.diff(many.topk_logits[made].astype(float)) <= 0).all()
+    assert dlm.replay.fork(lm, many, step=1).topk_tokens.shape[1] == 9
+
+
 def test_holes_are_recorded_and_run_again(store):
     lm = tiny_lm(3)
     dlm.infill(lm, [[1, MASK, MASK, 4, 5, MASK, 7]], trace=store, request_ids=["a"], steps=3)

@@ -1,8 +1,8 @@
 """What recording costs an engine: two engines in lockstep, one of them recording. Knows no format.
 
 Both decode the same request with the same weights, a step of one and a step of the other by turns, in random order. Only
-steps next to each other are compared, so that a machine's moods, which last longer, fall on both; and a draw for each request
-says which engine records, so that neither's place in memory is taken for a cost.
+steps next to each other are compared, so that a machine's moods, which last longer, fall on both; and after each
+request the engines change places, so that where one lies in memory is not taken for a cost.
 """
 
 import tempfile
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dlm.inference.engine import Engine
     from dlm.models.lm import LM
 
+BEGINNINGS = 20  # that are timed and cancelled, for each request that is decoded
 PROMPT = "def area(radius):\n    return"
 TEXT = (
     "Medians over pairs, with 95 % intervals by order statistics. The engine waits while it tells the recorder of each step and "
@@ -95,19 +96,23 @@ def measure(lm: "LM", s: TraceBenchSection, say: Say) -> list[dict[str, Any]]:
         def by_turns() -> tuple[Side, Side]:
             return (off, on) if rng.random() < 0.5 else (on, off)
 
-        def draw() -> None:
-            off.engine, on.engine = (one, two) if rng.random() < 0.5 else (two, one)
+        def swap() -> None:
+            off.engine, on.engine = on.engine, off.engine
             off.engine.recording, on.engine.recording = None, recording
 
         for number in range(2):  # fills caches, starts the thread
-            draw()
+            swap()
             for side in (off, on):
                 side.whole(f"first {number}")
                 side.request.clear()
         store.flush()
         before = _writer_seconds()
         for number in range(s.requests):
-            draw()
+            swap()
+            for _ in range(BEGINNINGS):
+                for side in by_turns():
+                    side.submit("cancelled")
+                    side.engine.cancel("cancelled")
             for side in by_turns():
                 side.submit(f"steps {number}")
             while off.engine.has_work:
@@ -118,7 +123,7 @@ def measure(lm: "LM", s: TraceBenchSection, say: Say) -> list[dict[str, Any]]:
         writer = 1e6 * (_writer_seconds() - before) / s.requests
         with timed_notes() as notes:
             for number in range(s.requests):
-                draw()
+                swap()
                 for side in by_turns():
                     side.whole(f"whole {number}")
     note = float(np.median(notes)) / 1e3

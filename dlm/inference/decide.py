@@ -20,8 +20,6 @@ from dlm.kernels.picked import Picked
 from dlm.models.transformer import Transformer
 
 COMMIT, EDIT, REMASK, BROKEN = 1, 2, 4, 8
-TOP = 4
-"""Likeliest tokens that are told where a recorder wants them."""
 
 
 @dataclass(frozen=True)
@@ -130,21 +128,18 @@ class _Round:
         for row, decision in zip(chosen, decisions, strict=True):
             row[: len(decision.token)] = decision.token
         p = self._spread(signals.of(self._upload(chosen.reshape(-1)[self.where]))).cpu().numpy()
-        top = (
-            logits.float().topk(min(TOP, logits.shape[-1]), dim=-1)
-            if any("topk" in s.keep for s in self.seqs)
-            else None
-        )
+        most = min(max(seq.topk for seq in self.seqs), logits.shape[-1])
+        top = logits.float().topk(most, dim=-1) if most else None
         found = []
         for i, (seq, decision) in enumerate(zip(self.seqs, decisions, strict=True)):
             width, facts = len(seq.columns), {}
             if "confidence" in seq.keep:
                 facts["confidence"] = p[i, :width]
-            if "topk" in seq.keep and top is not None:
+            if seq.topk and top is not None:
                 tokens, values = (np.full((width, top.values.shape[1]), empty) for empty in (-1, np.nan))
                 mine, columns = self._upload(self.owner == i), self.column[self.owner == i]
                 tokens[columns], values[columns] = top.indices[mine].cpu().numpy(), top.values[mine].cpu().numpy()
-                facts["topk"] = tokens, values
+                facts["topk"] = tokens[:, : seq.topk], values[:, : seq.topk]
             found.append(replace(decision, **facts))
         return found
 

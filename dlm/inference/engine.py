@@ -302,7 +302,7 @@ class Engine:
         recorder = self.recording.begin(seq, meta)
         if recorder is not None:
             self.recorders[seq.request.request_id] = recorder
-            seq.keep = frozenset(recorder.keep)
+            seq.keep, seq.topk = frozenset(recorder.keep), recorder.topk if "topk" in recorder.keep else 0
 
     def _forget(self, seq: Sequence) -> None:
         self.scheduler.remove(seq)

@@ -20,6 +20,9 @@ SET, MASK, REPLACE = 0, 1, 2
 class Recorder(Protocol):
     """One request's notes."""
 
+    topk: int
+    """How many of the likeliest tokens it wants, if "topk" is among what it keeps."""
+
     @property
     def keep(self) -> Collection[str]: ...
 

@@ -86,6 +86,8 @@ class Sequence:
     """What changes its decisions before they are applied."""
     keep: frozenset[str] = frozenset()
     """What decisions carry beside tokens: "confidence", "topk"."""
+    topk: int = 0
+    """How many of the likeliest tokens, where they carry them."""
     waited: int = 0
     """Steps of the engine since it last took part."""
 

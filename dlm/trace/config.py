@@ -18,9 +18,10 @@ class TraceConfig(BaseModel):
     )
     keep: str = Field(
         default="tokens",
-        description='What is kept: tokens, and any of "+confidence", "+topk" (the four likeliest), "+digests". '
+        description='What is kept: tokens, and any of "+confidence", "+topk", "+digests". '
         "tokens+masks is the same as tokens: where the masks were follows from the steps.",
     )
+    topk: int = Field(default=4, ge=1, le=64, description='Likeliest tokens that "+topk" keeps of each position.')
     fraction: float = Field(default=1.0, ge=0, le=1, description="Share of requests that are recorded, chosen by id.")
     durability: Literal["trace", "group", "none"] = Field(
         default="group",

@@ -24,7 +24,7 @@ class Recorder:
     """Records one request. Use as a context: leaving it well delivers the trace, leaving it by an error drops it.
 
     `prompt` is what stands at the start of the canvas, masks in its holes included; `length` is that of the first
-    canvas, where masks follow. A sampler of ours calls `commit` with what changed, or `filled` once at the end; a foreign loop calls `step` with
+    canvas, where masks follow; `topk` is how many of the likeliest tokens it is to be told. A sampler of ours calls `commit` with what changed, or `filled` once at the end; a foreign loop calls `step` with
     its whole canvas. All of them only note: the trace is put together by who asks for it with `trace()`.
     """
 
@@ -38,12 +38,13 @@ class Recorder:
         meta: Mapping[str, Any] | None = None,
         context: Mapping[str, Any] | None = None,
         keep: Collection[str] = (),
+        topk: int = 4,
         deliver: Deliver | None = None,
     ) -> None:
         self.request_id, self.mask_id = request_id, mask_id
         self.initial = row_of(prompt)
         self.meta, self.context = dict(meta or {}), dict(context or {})
-        self.keep = check_keep(keep)
+        self.keep, self.topk = check_keep(keep), topk
         self.num_steps, self.length = 0, max(len(self.initial), length or 0)
         self.growth: list[tuple[int, int]] = [(GIVEN, self.length)]
         self._deliver, self._closed = deliver, False

@@ -42,7 +42,7 @@ class TraceStore(TraceReader):
     `flush`, `close` or the put's future say when; "none" does not wait for the disk at all, so that a power cut may
     cost the last seconds, a killed process still nothing that was committed. `dictionary` is one to compress with
     (bytes, or a file; see `train_dict`), False for none, None for the store's newest. `keep` is what recorders note
-    beside tokens, `fraction` the share of requests that `recorder` records, `prompts` what is kept of them.
+    beside tokens, `topk` how many of the likeliest ones, `fraction` the share of requests that `recorder` records, `prompts` what is kept of them.
     `overwrite` lets recorders replace traces of the same id. `queue_size` traces may wait to be written; a put into a full queue waits, or raises with on_full="raise".
     """
 
@@ -53,6 +53,7 @@ class TraceStore(TraceReader):
         dictionary: bytes | str | Path | Literal[False] | None = None,
         *,
         keep: Collection[str] = (),
+        topk: int = 4,
         fraction: float = 1.0,
         prompts: Prompts = "plain",
         queue_size: int = 1024,
@@ -65,8 +66,9 @@ class TraceStore(TraceReader):
         _check("on_full", on_full, ("block", "raise"))
         if not 0 <= fraction <= 1:
             raise UserError(f"fraction = {fraction}: must be from 0 to 1")
-        if queue_size < 1:
-            raise UserError(f"queue_size = {queue_size}: must be at least 1")
+        for name, value in (("queue_size", queue_size), ("topk", topk)):
+            if value < 1:
+                raise UserError(f"{name} = {value}: must be at least 1")
         file, chosen = default_path() if path is None else Path(path), given(dictionary)
 
         def opened() -> Database:
@@ -74,7 +76,7 @@ class TraceStore(TraceReader):
 
         super().__init__(file, opened, Dictionaries(chosen))
         self.durability: Durability = durability
-        self.keep, self.fraction, self.overwrite = check_keep(keep), fraction, overwrite
+        self.keep, self.topk, self.fraction, self.overwrite = check_keep(keep), topk, fraction, overwrite
         # The writer must not hold the store, which would then never be collected; so it has dictionaries of its own.
         self._writer = Writer(
             opened,
@@ -241,7 +243,15 @@ class TraceStore(TraceReader):
         deliver = partial(self.put, overwrite=overwrite)
         keep = self.keep if keep is None else keep
         return Recorder(
-            name, prompt, mask_id=mask_id, length=length, meta=meta, context=context, keep=keep, deliver=deliver
+            name,
+            prompt,
+            mask_id=mask_id,
+            length=length,
+            meta=meta,
+            context=context,
+            keep=keep,
+            topk=self.topk,
+            deliver=deliver,
         )
 
     def _refuse_taken(self, request_id: str, overwrite: bool) -> None:

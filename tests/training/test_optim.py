@@ -69,7 +69,7 @@ def test_groups_take_their_own_settings_and_zero_freezes():
         (("layers.*.mlp_norm", "norm"), {"layers.0.mlp_norm", "layers.1.mlp_norm", "norm"}),
         (("?_proj",), {f"layers.{i}.attn.{part}_proj" for i in (0, 1) for part in "qkvo"}),
     ],
-    ids=str,
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
 )
 def test_freezing_goes_by_whole_parts_of_module_names(patterns, frozen):
     network = Transformer(ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, head_dim=4))
