@@ -7,7 +7,8 @@
     python benchmarks/engine.py --device cuda --shape llada-8b --roofline
 
 Contenders take turns, so that ratios are taken under the same load; times are CPU time on a CPU (of one thread unless
-`--threads` says more: then wall-clock). "floor" is nothing but the matrix products of the same rows. Weights are random.
+`--threads` says more: then wall-clock). "floor" is nothing but the matrix products of the same rows, "attention" nothing but their attention;
+"deterministic" is ours with matrix products that do not depend on the batch. Weights are random.
 Eight together are timed by both clocks: on a busy machine threads that wait for each other stretch wall-clock time.
 """
 
@@ -135,23 +136,33 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
         jobs[f"ours {cache}"] = lambda cache=cache: _ours(dlm.generate(lm, [prompt], cache=cache, **numbers, **rule))
         if cache in theirs:
             jobs[f"theirs {cache}"] = theirs[cache]
+        fixed = {"cache": cache, "deterministic": True, **numbers, **rule}
+        jobs[f"deterministic {cache}"] = lambda fixed=fixed: _ours(dlm.generate(lm, [prompt], **fixed))
     jobs["floor"] = lambda: _products(lm, options.block, FLOOR_FORWARDS)
+    jobs["attention"] = lambda: _attention(lm, options.block, len(prompt) + options.gen, FLOOR_FORWARDS)
     clocks, facts = _rounds(jobs, options)
     times = clocks[_clock(options)]
-    floors = [1e3 * seconds / FLOOR_FORWARDS for seconds in times.pop("floor")]
+    least = {name: 1e3 * min(times.pop(name)) / FLOOR_FORWARDS for name in ("floor", "attention")}
     rows = {}
     for name, taken in times.items():
-        other = f"theirs {name.split()[1]}"
+        kind, cache = name.split()
+        other = f"theirs {cache}"
         rows[name] = {
             "seconds": min(taken),
             "median": statistics.median(taken),
             "nfe": facts[name][1],
             "ms_a_forward": 1e3 * min(taken) / facts[name][1],
         }
-        if name.startswith("ours") and other in jobs:
+        if kind == "ours" and other in jobs:
             rows[name] |= {"of_theirs": _ratio(taken, times[other]), "same_tokens": facts[name][0] == facts[other][0]}
+        if kind == "deterministic":
+            rows[name] |= {"of_ours": _ratio(taken, times[f"ours {cache}"])}
         print(f"{name:14s} {rows[name]}", flush=True)
-    return {"rows": rows, "floor_ms_of_a_block_forward": min(floors)}
+    return {
+        "rows": rows,
+        "floor_ms_of_a_block_forward": least["floor"],
+        "attention_ms_of_a_block_forward": least["attention"],
+    }
 
 
 def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
@@ -307,6 +318,16 @@ def _products(lm: LM, rows: int, forwards: int, asked: int | None = None) -> Non
             for weight in weights:
                 F.linear(inputs[weight.shape[1]], weight)
             F.linear(hidden, head)
+
+
+def _attention(lm: LM, rows: int, context: int, forwards: int) -> None:
+    """Nothing but the attention of forwards of so many rows over the context: torch's own kernel on whole tensors."""
+    c = lm.config
+    query = torch.randn(1, c.num_attention_heads, rows, c.head_dim, device=lm.device, dtype=lm.dtype)
+    key = torch.randn(1, c.num_key_value_heads, context, c.head_dim, device=lm.device, dtype=lm.dtype)
+    with torch.inference_mode():
+        for _ in range(forwards * c.num_hidden_layers):
+            F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
 
 
 def _bandwidth(options: argparse.Namespace) -> float:

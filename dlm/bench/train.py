@@ -29,7 +29,7 @@ def measure(config: BenchConfig, say: Say) -> Finding:
 
     from dlm.bench.peak import Peak
     from dlm.training.loop import Run
-    from dlm.training.throughput import flops_a_token, gemm_ceiling
+    from dlm.training.throughput import gemm_ceiling
 
     s = config.train or TrainBenchSection()
     with tempfile.TemporaryDirectory() as folder:
@@ -37,10 +37,8 @@ def measure(config: BenchConfig, say: Say) -> Finding:
         run = Run(training)
         try:
             device, t = run.accelerator.device, training.train
-            parameters = sum(p.numel() for p in run.network.parameters())
-            flops = flops_a_token(run.network.config, parameters, t.length)
             ceiling = gemm_ceiling(device, torch.bfloat16 if t.precision == "bf16" else torch.float32)
-            say(f"{s.config}: {parameters:,} parameters, GEMM ceiling {ceiling / 1e9:,.0f} GFLOP/s")
+            say(f"{s.config}: {run.parameters:,} parameters, GEMM ceiling {ceiling / 1e9:,.0f} GFLOP/s")
             times, parts = [], {}
             with Peak(device) as peak:
                 for _ in range(s.warmup + s.steps):
@@ -53,9 +51,9 @@ def measure(config: BenchConfig, say: Say) -> Finding:
     speed = t.batch_size * t.length / seconds
     row = {
         "config": s.config,
-        "parameters": parameters,
+        "parameters": run.parameters,
         "tokens_per_second": speed,
-        "mfu": 100 * speed * flops / ceiling / run.accelerator.num_processes,
+        "mfu": 100 * speed * run.flops_a_token / ceiling / run.accelerator.num_processes,
         "step_ms": 1000 * seconds,
         "loss": sum(parts.values()),
         "peak_memory_mib": peak.bytes / 2**20,

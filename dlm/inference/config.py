@@ -33,7 +33,8 @@ class ModelSection(BaseModel):
     )
     device: str = Field(default="auto", min_length=1, description="auto, cpu, cuda, cuda:N or mps.")
     adapter: str | None = Field(
-        default=None, description="Folder of a LoRA adapter to merge into it; beside the weights where they are quantised."
+        default=None,
+        description="Folder of a LoRA adapter to merge into it; beside the weights where they are quantised.",
     )
     quantize: Literal["nf4", "int8"] | None = Field(
         default=None, description="Pack the layers' matrices in 4 or 8 bits (needs bitsandbytes)."

@@ -38,7 +38,9 @@ class OptimConfig(Section):
     hidden: GroupConfig = Field(default=GroupConfig(weight_decay=0.01), description="matrices inside the layers")
     embed: GroupConfig = Field(default=GroupConfig(), description="token and position embeddings (and a tied head)")
     head: GroupConfig = Field(default=GroupConfig(), description="untied output head")
-    scalar: GroupConfig = Field(default=GroupConfig(), description="norm weights, biases, routers, stacked experts, adapters")
+    scalar: GroupConfig = Field(
+        default=GroupConfig(), description="norm weights, biases, routers, stacked experts, adapters"
+    )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW first moment")
     beta2: float = Field(default=0.95, ge=0, lt=1, description="AdamW second moment")
     eps: float = Field(default=1e-8, gt=0, description="AdamW epsilon")
@@ -176,9 +178,13 @@ class TrainConfig(Section):
                 f"train.batch_size = {t.batch_size} is not a multiple of train.micro_batch_size = {t.micro_batch_size}"
             )
         if self.align.weight and self.objective.masking == "causal":
-            raise ValueError(f"align.weight = {self.align.weight}: masking = 'causal' masks nothing that could be aligned")
+            raise ValueError(
+                f"align.weight = {self.align.weight}: masking = 'causal' masks nothing that could be aligned"
+            )
         if self.align.weight and self.objective.documents == "apart":
-            raise ValueError('objective.documents = "apart": the teacher of [align] reads its rows joined; leave one out')
+            raise ValueError(
+                'objective.documents = "apart": the teacher of [align] reads its rows joined; leave one out'
+            )
         if self.align.weight and not (self.align.teacher or self.align.anchors or t.init_from):
             raise ValueError(f"align.weight = {self.align.weight}: no teacher; set align.teacher or train.init_from")
         if self.adapter.kind != "none" and t.init_from is None:

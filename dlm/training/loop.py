@@ -94,6 +94,8 @@ class Run:
         align = build_align(config, self.lm, a.device)
         objective = Objective(self.network, config.objective, t.seed, t.length, align)
         objective.ranges = self.profile.ranges
+        self.parameters = sum(p.numel() for p in self.network.parameters())
+        self.flops_a_token = flops_a_token(self.network.config, self.parameters, t.length, *objective.masking.work)
         objective.ranges.name_layers(self.network.layers)
         if t.compile:
             check_compiler(a.device)
@@ -155,11 +157,9 @@ class Run:
             self.out.mkdir(parents=True, exist_ok=True)
         self.resume()
         result = TrainResult(self.out, self.step)
-        parameters = sum(p.numel() for p in self.network.parameters())
-        flops = flops_a_token(self.network.config, parameters, c.train.length)
-        with self.stop, Report(c, a, flops, self.step) as report, self.profile.recording(report.say):
+        with self.stop, Report(c, a, self.flops_a_token, self.step) as report, self.profile.recording(report.say):
             report.say(
-                f"{parameters:,} parameters, GEMM ceiling {report.ceiling / 1e9:.0f} GFLOP/s, {c.train.steps} steps"
+                f"{self.parameters:,} parameters, GEMM ceiling {report.ceiling / 1e9:.0f} GFLOP/s, {c.train.steps} steps"
             )
             while self.step < c.train.steps and not self.stop.anywhere(a):
                 started = time.perf_counter()

@@ -7,11 +7,13 @@ import torch
 from dlm.models.config import ModelConfig
 
 
-def flops_a_token(config: ModelConfig, parameters: int, length: int, masked: float = 0.5) -> float:
-    """Training FLOPs a token of input: 6 a weight, attention's 12 * length * width a layer, the head where masked only.
+def flops_a_token(
+    config: ModelConfig, parameters: int, length: int, forwarded: float = 1.0, asked: float = 0.5
+) -> float:
+    """Training FLOPs a token of input: 6 a weight, attention's 12 * length * width a layer, the head where asked only.
 
-    Counted as in Kaplan et al. and nanoGPT, except that the vocabulary projection runs on the `masked` share of
-    positions alone. A mixture of experts counts the experts a token meets.
+    Counted as in Kaplan et al. and nanoGPT, except that the network runs on `forwarded` positions for each token, and the
+    vocabulary projection on `asked` ones (`Masking.work`). A mixture of experts counts the experts a token meets.
     """
     head = config.vocab_size * config.hidden_size
     body = parameters - head * (1 if config.tie_word_embeddings else 2)
@@ -22,7 +24,7 @@ def flops_a_token(config: ModelConfig, parameters: int, length: int, masked: flo
         idle = m.num_experts - m.num_experts_per_tok
         body -= 3 * config.hidden_size * m.intermediate_size * idle * (config.num_hidden_layers - m.first_k_dense)
     attention = 12 * length * config.num_attention_heads * config.head_dim * config.num_hidden_layers
-    return 6 * body + 6 * head * masked + attention
+    return forwarded * (6 * body + attention) + 6 * head * asked
 
 
 def gemm_ceiling(device: torch.device, dtype: torch.dtype) -> float:

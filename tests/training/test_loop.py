@@ -103,7 +103,12 @@ def test_flops_count_the_weights_a_token_meets(tmp_path):
     run = Run(config(tmp_path, model__tie_word_embeddings="true"))
     c, n = run.network.config, sum(p.numel() for p in run.network.parameters())
     head = c.vocab_size * c.hidden_size
-    assert flops_a_token(c, n, 16) == 6 * (n - head) + 3 * head + 12 * 16 * 16 * 2
+    body = 6 * (n - head) + 12 * 16 * 16 * 2
+    assert flops_a_token(c, n, 16) == run.flops_a_token == body + 3 * head
+    for masking, times, asked in (("complementary", 2, 1), ("block", 2, 0.5), ("causal", 1, 1)):
+        more = {"objective__block_length": "4"} if masking == "block" else {}
+        run = Run(config(tmp_path, model__tie_word_embeddings="true", objective__masking=masking, **more))
+        assert run.flops_a_token == times * body + 6 * head * asked
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")

@@ -19,6 +19,8 @@ class BlockMasking(RandomMasking):
     stay unmasked. Sequences are not truncated: the first blocks of a long one see what a short one would show them.
     """
 
+    work = 2.0, 0.5  # the noisy text beside the clean one
+
     def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
         super().__init__(config, model, seed)
         self.block_length = config.block_length

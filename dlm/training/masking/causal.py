@@ -14,6 +14,8 @@ from dlm.training.sections import ObjectiveConfig
 class CausalMasking:
     """The likelihood itself: -log p(x_i | end-of-text, x_<i) for every token of the answer, the first one included."""
 
+    work = 1.0, 1.0
+
     def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
         self.eos_id, self.apart = end_of(model), config.documents == "apart"
 

@@ -20,6 +20,7 @@ class RandomMasking:
     With prompt masks this is LLaDA's SFT objective.
     """
 
+    work = 1.0, 0.5
     complements: tuple[bool, ...] = (False,)
     """One pass each: on the mask, or on its complement."""
     block_length: int | None = None
@@ -84,4 +85,5 @@ class RandomMasking:
 class ComplementaryMasking(RandomMasking):
     """Two passes a step, the second on the complement of the first one's mask: every token is learned from."""
 
+    work = 2.0, 1.0
     complements = (False, True)

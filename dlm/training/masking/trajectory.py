@@ -25,6 +25,7 @@ class TrajectoryMasking:
     def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
         assert model.mask_token_id is not None and config.block_length is not None
         self.config, self.mask_id, self.seed = config, model.mask_token_id, seed
+        self.work = (2.0, 0.0) if config.complementary else (1.0, 0.0)  # a block's few asked tokens count for nothing
         self.aligned = model.attention == "block_causal"
         self.block_length, self.max_block_length = config.block_length, config.max_block_length or config.block_length
 

@@ -55,4 +55,7 @@ def documents(ids: Int[Tensor, "b l"], eos_id: int, opens: bool) -> Int[Tensor, 
 class Masking(Protocol):
     """Draws views, by random numbers whose addresses are (seed, step, sample, position)."""
 
+    work: tuple[float, float]
+    """Positions that go through the network, and those asked for, on average, for each token of a batch."""
+
     def views(self, batch: Batch) -> list[View]: ...
