@@ -120,10 +120,7 @@ class RMSNorm(nn.Module):
         if not torch.is_grad_enabled() and on_triton(x):
             return rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps)[0].view(x.shape)
         if x.dtype == torch.float32 and not x.is_cuda and not torch.is_grad_enabled():
-            # The same numbers in half the time: x sqrt(d) / sqrt(|x|^2 + d eps), one pass over x for the norm.
-            d = x.shape[-1]
-            scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-            return torch.mul(x, scale.add_(d * self.eps).rsqrt_().mul_(d**0.5)).mul_(self.weight)
+            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
         wide = x.float()
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
