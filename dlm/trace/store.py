@@ -196,7 +196,7 @@ class TraceStore(TraceReader):
         """Take the prompts out of these traces (all by default), for good; returns how many there were."""
         return upkeep.redact(self, request_ids, how)
 
-    def train_dict(self, size: int = SIZE, newest: int = 20_000) -> int:
+    def train_dict(self, size: int = SIZE, newest: int = upkeep.NEWEST) -> int:
         """Learn a dictionary from the newest traces and write with it from now on; returns its number."""
         return upkeep.train_dict(self, size, newest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from dlm.errors import UserError
 from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of, encode
 from dlm.trace.database import StoreError
-from dlm.trace.dictionaries import add, trained
+from dlm.trace.dictionaries import SIZE, add, trained
 from dlm.trace.facts import facts
 from dlm.trace.redact import Prompts, redacted
 from dlm.trace.times import seconds, ticks
 
 if TYPE_CHECKING:
     from dlm.trace.store import TraceStore
+
+NEWEST = 20_000  # traces a dictionary is learned from
 
 
 @dataclass(kw_only=True)
@@ -78,7 +81,11 @@ def gc(store: TraceStore, keep: int | str | timedelta) -> int:
 
 
 def redact(store: TraceStore, request_ids: Iterable[str] | None, how: Prompts) -> int:
-    """Rewrite traces without their prompts, and overwrite what was there."""
+    """Rewrite traces without their prompts, and overwrite what was there.
+
+    Dictionaries go too, for they hold pieces of what they were learned from: every trace that needs one is written anew,
+    and a new one is learned where there are traces enough. One that the store was opened with is its owner's, and stays.
+    """
     store.flush()
     if request_ids is None:
         names = [row.request_id for row in store.database.rows()]
@@ -87,10 +94,23 @@ def redact(store: TraceStore, request_ids: Iterable[str] | None, how: Prompts) -
     for name in names:
         store[name]  # an unknown or damaged one is told before anything is changed
     store.database.query("PRAGMA secure_delete = ON")
-    dictionary = store.dictionaries.to_write_with(store.database)
+    query = store.database.query
+    given = store.dictionaries.chosen if isinstance(store.dictionaries.chosen, bytes) else None
+    own = None if given is None else store.dictionaries.to_write_with(store.database)
     for name in names:
         trace = redacted(store[name], how)
-        store.database.replace(trace.at, facts(trace.context), encode(trace, dictionary), dictionary)
+        store.database.replace(trace.at, facts(trace.context), encode(trace, own), own)
+    learned = {number for (number,) in query("SELECT dictionary FROM dictionaries")} - {own and own.dict_id()}
+    for request_id, at, context, record in store.database.records():
+        if dictionary_of(record) in learned:
+            trace = store.decoded(request_id, at, context, record)
+            store.database.replace(at, facts(trace.context), encode(trace, own), own)
+    for number in learned:
+        query("DELETE FROM dictionaries WHERE dictionary = ?", number)
+    if learned and own is None:
+        with suppress(UserError):  # too few traces: they do without
+            _learn(store, SIZE, NEWEST, max(learned) + 1)
+            recompress(store)
     with store.database.transaction():
         store.database.query("DELETE FROM contexts WHERE context NOT IN (SELECT context FROM traces)")
     store.forget_contexts()
@@ -101,9 +121,13 @@ def redact(store: TraceStore, request_ids: Iterable[str] | None, how: Prompts) -
 def train_dict(store: TraceStore, size: int, newest: int) -> int:
     """Learn from the newest traces, and make what was learnt the store's dictionary."""
     store.flush()
-    rows = list(store.database.rows(newest=newest))
     highest = store.database.query("SELECT max(dictionary) FROM dictionaries")[0][0] or 0
-    return add(store.database, trained((store[row.request_id] for row in rows), highest + 1, size))
+    return _learn(store, size, newest, highest + 1)
+
+
+def _learn(store: TraceStore, size: int, newest: int, number: int) -> int:
+    rows = list(store.database.rows(newest=newest))
+    return add(store.database, trained((store[row.request_id] for row in rows), number, size))
 
 
 def recompress(store: TraceStore) -> int:

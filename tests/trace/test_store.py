@@ -196,6 +196,29 @@ def test_redacted_prompts_are_gone_from_the_file(tmp_path, how):
         assert store["x"].tokens.tolist() == [-2] * 100 + [5]
 
 
+@pytest.mark.parametrize("count", [120, 101])
+def test_redacting_leaves_nothing_in_dictionaries(tmp_path, count):
+    secret = np.arange(20_001, 20_033, dtype=np.int32)
+    needle, path = secret.astype("<u2").tobytes(), tmp_path / "t.db"
+    with TraceStore(path) as store:
+        for i in range(count):
+            with store.record(f"r{i}", prompt=[*secret, i], mask_id=0) as rec:
+                rec.step([*secret, i, 5])
+        store.train_dict()
+        store.recompress()
+        assert needle in store.database.query("SELECT content FROM dictionaries")[0][0]
+        if count == 101:
+            store.gc(99)  # too few to learn from again
+        assert store.redact() == len(store)
+        assert store.stats()["dictionaries"] == ([2] if count == 120 else [])
+        assert all(trace.tokens[-1] == 5 for trace in store)
+        with store.record("new", prompt=[7], mask_id=0) as rec:
+            rec.step([7, 5])
+    assert all(needle not in file.read_bytes() for file in tmp_path.iterdir())
+    with TraceStore(path) as store:
+        assert store.fsck().ok and store["new"].tokens.tolist() == [7, 5]
+
+
 def test_gc_keeps_the_newest(filled):
     assert filled.gc("1h") == 0
     assert filled.gc(1) == 2
