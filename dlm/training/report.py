@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -58,7 +59,9 @@ class Report:
         self.shown = self.speaks and config.log.progress
         self.metrics = Metrics(Path(config.train.out) / "metrics.jsonl", step) if self.speaks else None
         kind = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
-        self.ceiling = gemm_ceiling(accelerator.device, kind)
+        self.measure_ceiling = partial(gemm_ceiling, accelerator.device, kind)
+        self.ceiling = self.measure_ceiling()
+        self.steps, self.spent = 0, 0.0  # since the last that was told of
         self.bound, self.last_line = "", 0.0
         console = Console(stderr=True)
         self.live = self.shown and console.is_terminal
@@ -98,10 +101,15 @@ class Report:
     ) -> None:
         """One optimiser step that took `seconds`, `total` since the run's beginning; the loss is the sum of its parts."""
         c, loss = self.config, sum(parts.values())
+        self.steps, self.spent = self.steps + 1, self.spent + seconds
         if step % c.log.every and step != c.train.steps:
             return
-        speed = c.train.batch_size * c.train.length / seconds
-        mfu = speed * self.flops / self.ceiling / self.accelerator.num_processes
+        speed = self.steps * c.train.batch_size * c.train.length / self.spent
+        self.steps, self.spent = 0, 0.0
+        needed = speed * self.flops / self.accelerator.num_processes
+        if needed > self.ceiling:  # which others' work must have lowered when it was measured
+            self.ceiling = max(self.ceiling, self.measure_ceiling())
+        mfu = needed / self.ceiling
         text = f"loss {loss:.3f}  {self.bound}{speed:,.0f} tok/s  MFU {mfu:.0%}"
         self.bar.update(self.task, completed=step, text=text)
         if not self.live and time.monotonic() - self.last_line > EVERY_SECONDS:
