@@ -162,6 +162,8 @@ def run(name: str, seed: int, options: argparse.Namespace) -> Result:
 
     config = row_config(name, seed, options.out, options.extra)
     t, e = config.train, config.eval
+    if name == "trajectories":
+        make_traces(seed, options)
     training = Run(config)
     # Whatever a row trains on, its bound is that of one held-out text.
     tokenizer, text = training.lm.require_tokenizer(), row_config("ar", seed, options.out, options.extra).data
