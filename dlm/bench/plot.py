@@ -30,7 +30,7 @@ def draw(points: Sequence[Point], file: Path) -> None:
     figure, axes = pyplot.subplots(
         len(panels),
         1 + len(facets),
-        figsize=(3.6 + 3.6 * len(facets), 3.5 * len(panels)),
+        figsize=(3.6 + 3.6 * len(facets), max(4.6, 3.5 * len(panels))),  # the legend needs its height
         sharex=True,
         sharey="row",
         squeeze=False,
