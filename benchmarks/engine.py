@@ -30,6 +30,7 @@ import torch.nn.functional as F
 
 import dlm
 from dlm.models import LM, ModelConfig, Transformer
+from dlm.models.subnormals import subnormals_as_zeros
 
 RESULTS = Path(__file__).parent / "results"
 Job = Callable[[], Any]
@@ -47,6 +48,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@subnormals_as_zeros()  # as dlm does for itself; so the peer has it too
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     torch.set_num_threads(options.threads)

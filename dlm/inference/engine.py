@@ -28,6 +28,7 @@ from dlm.inference.texts import TextStream, result_of
 from dlm.models.deterministic import FixedRows
 from dlm.models.lm import LM
 from dlm.models.packing import pack
+from dlm.models.subnormals import subnormals_as_zeros
 
 OnStep = Callable[[StepEvent], None]
 Cache = Literal["auto", "none", "prefix", "dual", "exact"]
@@ -163,6 +164,7 @@ class Engine:
         """Whether `step` has anything to do or to tell."""
         return bool(self.sequences or self.news)
 
+    @subnormals_as_zeros()
     def step(self) -> list[Event]:
         """One forward for all requests whose turn it is, and what is new after it."""
         if self.scheduler.has_work:

@@ -15,6 +15,7 @@ from dlm.inference.config import SamplerConfig
 from dlm.inference.plan import Block, Plan
 from dlm.inference.request import Outcome, Request, StepEvent
 from dlm.models.attention import AttentionSpec
+from dlm.models.subnormals import subnormals_as_zeros
 from dlm.models.transformer import Transformer
 
 OnStep = Callable[[StepEvent], None]
@@ -34,6 +35,7 @@ class Row:
     nfe: int = 0
 
 
+@subnormals_as_zeros()
 def sample(
     network: Transformer,
     requests: Sequence[Request],

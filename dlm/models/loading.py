@@ -18,6 +18,7 @@ from dlm.models.layout import HubTensor, hub_layout
 from dlm.models.lm import LM
 from dlm.models.quantise import Quantisation, quantise, require
 from dlm.models.settings import first_id, read_json
+from dlm.models.subnormals import subnormals_as_zeros
 from dlm.models.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
+@subnormals_as_zeros()
 def load(
     name: str | Path,
     *,

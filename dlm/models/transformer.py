@@ -17,10 +17,6 @@ from dlm.models.rope import rope_frequencies, rope_table
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# What a trained network is sure against underflows: CPUs take such numbers (below 1.2e-38 in fp32) for exact at a tenth of
-# their speed. As zeros they cost nothing. Threads inherit this, so it must come before torch has started its own.
-torch.set_flush_denormal(True)
-
 
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""

@@ -16,6 +16,7 @@ from dlm.data.loader import BatchLoader
 from dlm.data.source import build_stream
 from dlm.errors import UserError
 from dlm.models.lm import LM
+from dlm.models.subnormals import subnormals_as_zeros
 from dlm.models.transformer import Transformer
 from dlm.training import adapters, checkpoint, processes
 from dlm.training.align import build_align
@@ -67,6 +68,7 @@ def train(config: TrainConfig | str | Path | dict[str, Any]) -> TrainResult:
 class Run:
     """One run: what it is made of, and the state that a checkpoint holds."""
 
+    @subnormals_as_zeros()
     def __init__(self, config: TrainConfig) -> None:
         t = config.train
         self.config, self.out = config, Path(t.out)
@@ -150,6 +152,7 @@ class Run:
 
     # --- the run --------------------------------------------------------------------------------------------------
 
+    @subnormals_as_zeros()
     def go(self) -> TrainResult:
         """Resume, train, validate, save."""
         a, c = self.accelerator, self.config
