@@ -272,7 +272,11 @@ def summary(results: dict[str, dict[int, Result]]) -> dict[str, Result]:
         if not runs:
             rows[name] = {"failed": next(r["failed"] for r in seeds.values() if "failed" in r)}
             continue
-        row: Result = {"from": runs[0]["from"], "parameters": runs[0]["parameters"], "steps": runs[0]["steps"]}
+        row: Result = {
+            "from": runs[0]["from"] and runs[0]["from"].rpartition("-")[0],
+            "parameters": runs[0]["parameters"],
+            "steps": runs[0]["steps"],
+        }
         row |= {k: spread([r[k] for r in runs]) for k in ("bits", "seconds", "tokens_per_second", "peak_memory_mib")}
         row["curve"] = [
             {"step": points[0][0], "seconds": spread([p[1] for p in points]), "bits": spread([p[2] for p in points])}
@@ -297,6 +301,11 @@ def claims(results: dict[str, dict[int, Result]]) -> list[str]:
             gaps = [b - a for a, b in zip(found[less], found[more], strict=True)]
             wins = sum(gap > 0 for gap in gaps)
             said.append(f"{less} < {more} in {wins} of {len(gaps)} seeds, by {_plus(spread(gaps), '.3f')} bits a byte.")
+    base = finished(results, "random")
+    for name in ("align-4", "align-all", "trajectories"):
+        gaps = [b["bits"] - a["bits"] for a, b in zip(base, finished(results, name), strict=False)]
+        if gaps:
+            said.append(f"{name} against random, the same seed: {_plus(spread(gaps), '+.3f')} bits a byte.")
     scratch = finished(results, "scratch")
     for name in ("random", "align-4", "align-all"):
         runs = finished(results, name)
@@ -334,7 +343,7 @@ def written(report: Result) -> str:
 def _plus(value: tuple[float, float] | None, form: str) -> str:
     if value is None:
         return "–"
-    return f"{value[0]:{form}}" + ("" if math.isnan(value[1]) else f" ± {value[1]:{form}}")
+    return f"{value[0]:{form}}" + ("" if math.isnan(value[1]) else f" ± {value[1]:{form.lstrip('+')}}")
 
 
 def _machine() -> str:
