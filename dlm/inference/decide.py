@@ -24,16 +24,21 @@ COMMIT, EDIT, REMASK, BROKEN = 1, 2, 4, 8
 
 @dataclass(frozen=True)
 class Question:
-    """A request, and the packed rows that predict its columns: (w,) a lane."""
+    """What a request asks of a forward."""
 
     sequence: Sequence
+    asked: np.ndarray
+    """Which of its columns: (c,)."""
     rows: Sized[np.ndarray]
+    """The packed rows that predict these: (asked,) a lane."""
 
 
 def decide(
-    network: Transformer, hidden: Float[Tensor, "n d"], questions: Iterable[Question]
+    network: Transformer, hidden: Float[Tensor, "w d"], wanted: np.ndarray, questions: Iterable[Question]
 ) -> list[tuple[Sequence, Decision | BrokenLogits]]:
-    """What each request does with this forward. Requests with the same rule and settings are decided together.
+    """What each request does with this forward, which told the states of the `wanted` rows, (w,) in ascending order.
+
+    Requests with the same rule and settings are decided together.
 
     A request with NaN or infinite logits gets its BrokenLogits; the others go on. The device is waited for once.
     """
@@ -41,9 +46,8 @@ def decide(
     answers: list[tuple[Sequence, Decision | BrokenLogits]] = []
     for _, alike in groupby(ordered, key=lambda question: _kind(question.sequence)):
         group = list(alike)
-        asked = [question.sequence.asked() for question in group]
-        logits = _logits(network, hidden, group, asked)
-        seqs = [question.sequence for question in group]
+        logits = _logits(network, hidden, wanted, group)
+        seqs, asked = [question.sequence for question in group], [question.asked for question in group]
         answers += _Round(seqs, asked, logits, network.config.mask_token_id).answers()
     return answers
 
@@ -53,14 +57,15 @@ def _kind(seq: Sequence) -> tuple:
     return seq.decoding.rule, s.temperature, s.top_k, s.top_p, s.cfg_scale, s.edit_threshold, s.remask_threshold
 
 
-def _logits(
-    network: Transformer, hidden: Tensor, group: list[Question], asked: list[np.ndarray]
-) -> Float[Tensor, "n v"]:
+def _logits(network: Transformer, hidden: Tensor, wanted: np.ndarray, group: list[Question]) -> Float[Tensor, "n v"]:
     """Of the asked columns of all requests of a group, guided where they want it."""
 
     def look(lane: int) -> Tensor:
-        rows = np.concatenate([question.rows[lane][here] for question, here in zip(group, asked, strict=True)])
-        return network.suppress(network.head(hidden.index_select(0, torch.from_numpy(rows).to(hidden.device))))
+        rows = np.concatenate([question.rows[lane] for question in group])
+        if np.array_equal(rows, wanted):
+            return network.suppress(network.head(hidden))
+        places = torch.from_numpy(np.searchsorted(wanted, rows)).to(hidden.device)
+        return network.suppress(network.head(hidden.index_select(0, places)))
 
     scale = group[0].sequence.decoding.settings.cfg_scale
     return guide(look(0), look(1), scale, network.config.mask_token_id) if scale > 0 else look(0)

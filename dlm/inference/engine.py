@@ -239,15 +239,16 @@ class Engine:
         ids = np.concatenate(
             [t.sequence.tokens(lane)[np.asarray(t.span.positions)] for t in turns for lane in range(t.sequence.lanes)]
         )
-        hidden = forward(ids)
-        self.nfe += 1
-        self.rows += len(ids)
         starts = forward.layout.starts
         questions = [_question(t, rows) for t, rows in zip(turns, starts, strict=True) if t.span.decides]
+        wanted = _union([rows for question in questions for rows in question.rows])
+        hidden = forward(ids, wanted)
+        self.nfe += 1
+        self.rows += len(ids)
         for turn in turns:
             self.scheduler.ran(turn)
         told: list[tuple[Sequence, Decision]] = []
-        for seq, answer in decide(self.lm.network, hidden, questions):
+        for seq, answer in decide(self.lm.network, hidden, wanted, questions):
             if isinstance(answer, BrokenLogits):
                 self._fail(seq, str(answer))
             else:
@@ -332,11 +333,18 @@ def cache_of(lm: LM, cache: str) -> str:
 
 
 def _question(turn: Turn, starts: Sized[int]) -> Question:
-    """Where the columns of a request are predicted in the packed rows."""
+    """Which columns a request is to decide, and where they are predicted in the packed rows."""
     seq, span = turn.sequence, turn.span
-    needed = np.maximum(seq.columns - seq.shift, 0)
+    asked = seq.asked()
+    needed = np.maximum(seq.columns[asked] - seq.shift, 0)
     rows = needed - span.positions[0] if isinstance(span.positions, range) else np.searchsorted(span.positions, needed)
-    return Question(seq, [rows + start for start in starts])
+    return Question(seq, asked, [rows + start for start in starts])
+
+
+def _union(rows: list[np.ndarray]) -> np.ndarray:
+    """All rows once, ascending; the first one where nothing is asked, for a forward has some result."""
+    wanted = np.unique(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
+    return wanted if len(wanted) else np.zeros(1, np.int64)
 
 
 def _until_stop(tokens: Sized[int], stop: frozenset[int]) -> list[int]:

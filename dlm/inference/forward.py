@@ -18,7 +18,7 @@ AFTER = 2
 
 
 class Forward:
-    """Final hidden states of a layout's rows, for any tokens in them.
+    """Final hidden states of some of a layout's rows, for any tokens in them.
 
     A block is denoised in many steps of the same spans, and all that such steps share, tables and positions included,
     is in the layout's own tensors: one recording serves them, of whatever shape, without padding. Launching a layer's
@@ -31,23 +31,28 @@ class Forward:
         self.recorded: tuple[Callable[[], None], Tensor] | None = None
         self.ids: Tensor | None = None
 
-    def __call__(self, ids: np.ndarray) -> Float[Tensor, "n d"]:
-        """`ids` are (n,), the layout's rows in order. The result is good until the next call."""
-        given = self.layout.upload(ids)
+    def __call__(self, ids: np.ndarray, wanted: np.ndarray) -> Float[Tensor, "w d"]:
+        """`ids` are (n,), the layout's rows in order; `wanted` are (w,), those whose states are asked for, w > 0.
+
+        The result is good until the next call.
+        """
+        given, rows = self.layout.upload(ids), self.layout.upload(wanted)
         self.runs += 1
-        if self.capture is None or self.runs <= AFTER:
-            return self._hidden(given)
+        if self.capture is None:
+            return self._hidden(given, rows)
+        if self.runs <= AFTER:
+            return self._hidden(given)[rows]
         if self.recorded is None:
-            self.ids = given.clone()
-            self.recorded = self.capture(lambda: self._hidden(self.ids))
+            fixed = self.ids = given.clone()
+            self.recorded = self.capture(lambda: self._hidden(fixed))
         assert self.ids is not None
         replay, hidden = self.recorded
         self.ids.copy_(given)
         replay()
-        return hidden
+        return hidden[rows]
 
-    def _hidden(self, ids: Tensor) -> Tensor:
-        return self.network.hidden(ids, self.layout.positions, attend=self.attend)
+    def _hidden(self, ids: Tensor, wanted: Tensor | None = None) -> Tensor:
+        return self.network.hidden(ids, self.layout.positions, attend=self.attend, wanted=wanted)
 
 
 def cuda_graph(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:

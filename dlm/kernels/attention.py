@@ -8,6 +8,7 @@ a result.
 """
 
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false
 # (inside a kernel, Python is Triton's)
 
 from dataclasses import dataclass

@@ -5,6 +5,7 @@ cut never depends on the number of rows, so neither do results.
 """
 
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false
 # (inside a kernel, Python is Triton's)
 
 import torch

@@ -1,6 +1,7 @@
 """Rotate queries and keys and write keys and values to their pages, one Triton kernel. Knows nothing but tensors."""
 
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false
 # (inside a kernel, Python is Triton's)
 
 import torch

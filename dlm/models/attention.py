@@ -160,12 +160,14 @@ class Attention(nn.Module):
         self.packed: Tensor | None = None
         """The three projections' weights side by side; see dlm.models.packing."""
 
-    def forward(self, x: Float[Tensor, "*b d"], attend: Attend) -> Tensor:
+    def forward(self, x: Float[Tensor, "*b d"], attend: Attend, wanted: Tensor | None = None) -> Tensor:
+        """Of packed rows, only the `wanted` ones come out; all are seen."""
         shape = *x.shape[:-1], -1, self.head_dim
         q, k, v = (part.view(shape) for part in self._project(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
+        found = attend(self.layer, q, k, v).flatten(-2)
+        return self.o_proj(found if wanted is None else found.index_select(0, wanted))
 
     def _project(self, x: Float[Tensor, "*b d"]) -> tuple[Tensor, ...]:
         packed = self.packed

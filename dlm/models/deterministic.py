@@ -28,6 +28,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     flat = x.reshape(-1, x.shape[-1])
     if short := -len(flat) % ROWS:
         flat = F.pad(flat, (0, 0, 0, short))
-    pieces = [torch._C._nn.linear(piece, weight, bias) for piece in flat.split(ROWS)]
+    pieces = [F.linear(piece, weight, bias) for piece in flat.split(ROWS)]
     out = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return out[: len(out) - short].view(*x.shape[:-1], -1)

@@ -40,8 +40,8 @@ class HeldOut:
     ) -> "HeldOut | None":
         """The first `sequences` of the held-out split of `data`, or all of it where it has fewer; None where it is empty."""
         stream = build_stream(data, tokenizer, length, "heldout", seed)
-        text = tokenizer is not None and data.source != "sudoku"
-        found = cls(stream, sequences, batch_size, torch.as_tensor(tokenizer.token_bytes) if text else None)
+        sizes = None if tokenizer is None or data.source == "sudoku" else torch.as_tensor(tokenizer.token_bytes)
+        found = cls(stream, sequences, batch_size, sizes)
         return found if found.batches else None
 
     @torch.no_grad()

@@ -197,9 +197,9 @@ def test_deterministic_logits_are_bit_for_bit_those_of_the_request_alone(family,
     lm = tiny_lm(**FAMILIES[family], hidden_size=64)
     seen: dict[str, list[torch.Tensor]] = {}
 
-    def listening(network, hidden, group, asked):
-        logits = decide_logits(network, hidden, group, asked)
-        parts = logits.split([int(a.sum()) for a in asked])
+    def listening(network, hidden, wanted, group):
+        logits = decide_logits(network, hidden, wanted, group)
+        parts = logits.split([int(question.asked.sum()) for question in group])
         for question, part in zip(group, parts, strict=True):
             seen.setdefault(question.sequence.request.request_id, []).append(part.clone())
         return logits

@@ -86,3 +86,21 @@ def test_initial_weights() -> None:
         assert abs(weights[name].std() - 0.3 / 4**0.5) < 0.03  # two layers: 1/sqrt(2 · 2)
     assert (weights["norm.weight"] == 1).all()
     assert (weights["layers.0.attn.o_proj.bias"] == 0).all()
+
+
+@pytest.mark.parametrize("case", ["dlm", "dlm-moe"])
+def test_rows_that_nobody_asks_for_are_left_out_of_the_last_layer_alone(case: str) -> None:
+    def attend(layer: int, *rows: torch.Tensor) -> torch.Tensor:
+        shown.append(len(rows[0]))
+        q, k, v = (part.transpose(0, 1)[None] for part in rows)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1)
+
+    network, shown, after = tiny.model(case).network.eval(), [], []
+    ids, positions, wanted = torch.arange(1, 10), torch.arange(9), torch.tensor([2, 3, 7])
+    for layer in network.layers:
+        layer.mlp.register_forward_hook(lambda _, rows, __: after.append(len(rows[0])))
+    with torch.no_grad():
+        whole = network.hidden(ids, positions, attend=attend)
+        some = network.hidden(ids, positions, attend=attend, wanted=wanted)
+    torch.testing.assert_close(some, whole[wanted])
+    assert shown == [9] * 4 and after == [9, 9, 9, 3]
