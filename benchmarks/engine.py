@@ -315,16 +315,31 @@ def _clock(options: argparse.Namespace) -> str:
 
 
 def _products(lm: LM, rows: int, forwards: int, asked: int | None = None) -> None:
-    """Nothing but the matrix products of forwards of so many rows; logits of half the `asked` ones, as over a block."""
-    weights = [p for _, p in lm.network.matrices()]
-    inputs = {size: torch.randn(rows, size, device=lm.device, dtype=lm.dtype) for size in {w.shape[1] for w in weights}}
-    head = lm.network.lm_head.weight if lm.network.lm_head is not None else lm.network.embed.weight
-    hidden = inputs[head.shape[1]][: max(1, (asked or rows) // 2)]
+    """Nothing but the matrix products of forwards of so many rows.
+
+    Half the `asked` ones are masks, as over a block: the last layer's products after its attention, and the logits, are
+    of these alone.
+    """
+    last = f"layers.{lm.config.num_hidden_layers - 1}."
+    masks = max(1, (asked or rows) // 2)
+    products = [
+        (
+            p,
+            masks
+            if name.startswith(last) and not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+            else rows,
+        )
+        for name, p in lm.network.matrices()
+    ]
+    products.append((lm.network.embed.weight if lm.network.lm_head is None else lm.network.lm_head.weight, masks))
+    inputs = {
+        (n, weight.shape[1]): torch.randn(n, weight.shape[1], device=lm.device, dtype=lm.dtype)
+        for weight, n in products
+    }
     with torch.inference_mode():
         for _ in range(forwards):
-            for weight in weights:
-                F.linear(inputs[weight.shape[1]], weight)
-            F.linear(hidden, head)
+            for weight, n in products:
+                F.linear(inputs[n, weight.shape[1]], weight)
 
 
 def _bare(lm: LM, context: int, options: argparse.Namespace) -> tuple[list[int], int]:
