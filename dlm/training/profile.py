@@ -90,7 +90,12 @@ class Profile:
         if c.trace:
             kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
             steps = schedule(wait=c.wait, warmup=c.warmup, active=c.active, repeat=1)
-            self._profiler = torch.profiler.profile(activities=kinds, schedule=steps, on_trace_ready=self._export)
+            self._profiler = torch.profiler.profile(
+                activities=kinds,
+                schedule=steps,
+                on_trace_ready=self._export,
+                acc_events=True,  # there is one cycle; without this torch 2.11 warns of the others
+            )
             self._profiler.start()
         try:
             yield

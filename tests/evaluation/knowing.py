@@ -22,14 +22,21 @@ class Knowing(Transformer):
         return self
 
     def hidden(
-        self, input_ids: Tensor, positions: Tensor | None = None, valid: Tensor | None = None, *_: object, **__: object
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        *_: object,
+        wanted: Tensor | None = None,
+        **__: object,
     ) -> Tensor:
         """Logits at once; one packed row of whole texts, or a padded batch."""
         if input_ids.ndim == 1:
             assert positions is not None
             starts = (positions == 0).nonzero()[:, 0].tolist()
             lengths = [end - start for start, end in pairwise([*starts, len(positions)])]
-            return torch.cat([self._look(ids) for ids in input_ids.split(lengths)])
+            packed = torch.cat([self._look(ids) for ids in input_ids.split(lengths)])
+            return packed if wanted is None else packed[wanted]
         lengths = input_ids.shape[1] * torch.ones(len(input_ids)) if valid is None else valid.sum(-1)
         logits = torch.zeros(*input_ids.shape, self.config.vocab_size)
         for row, length in enumerate(lengths.int().tolist()):
