@@ -18,6 +18,8 @@ from dlm.errors import UserError
 
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 CODE = {tokenize.NAME, tokenize.OP, tokenize.NUMBER}
+# From Python 3.12 on a string with braces is many tokens, what stands in the braces among them.
+BEGIN, END = ({getattr(tokenize, f"{kind}STRING_{edge}", None) for kind in "FT"} for edge in ("START", "END"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +87,16 @@ def code_rows(text: str) -> set[int]:
     """Numbers, from 1, of the lines with code that no string over several lines touches."""
     code: set[int] = set()
     touched: set[int] = set()
+    open_strings: list[int] = []
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             first, last = token.start[0], token.end[0]
-            if token.type not in LAYOUT and last > first:
+            if token.type in BEGIN:
+                open_strings.append(first)
+            elif open_strings:
+                if token.type in END and last > (first := open_strings.pop()):
+                    touched.update(range(first, last + 1))
+            elif token.type not in LAYOUT and last > first:
                 touched.update(range(first, last + 1))
             elif token.type in CODE:
                 code.add(first)

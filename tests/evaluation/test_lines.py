@@ -29,6 +29,7 @@ class A: pass
 def test_lines_of_code_are_told_from_text() -> None:
     assert code_rows(SOURCE) == {3, 9, 11, 12, 14, 15}
     assert code_rows("x = f'''{a\n}'''\ny = 1\n") == {3}
+    assert code_rows("f'{a} {f\"{b}\"}'\ny = f'{a}'\n") == {2}
     assert code_rows("x = '''\n") == set()
 
 
