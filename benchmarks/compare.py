@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in options.rows:
             results[name][seed] = _result(name, seed, options)
     report = {"machine": _machine(), "seeds": options.seeds, "rows": summary(results), "claims": claims(results)}
-    report["runs"] = results
+    report |= {"extra": toml.read(options.extra) if options.extra else {}, "runs": results}
     text = written(report)
     print("\n" + text)
     options.results.mkdir(parents=True, exist_ok=True)
@@ -303,8 +303,9 @@ def claims(results: dict[str, dict[int, Result]]) -> list[str]:
             said.append(f"{less} < {more} in {wins} of {len(gaps)} seeds, by {_plus(spread(gaps), '.3f')} bits a byte.")
     base = finished(results, "random")
     for name in ("align-4", "align-all", "trajectories"):
-        gaps = [b["bits"] - a["bits"] for a, b in zip(base, finished(results, name), strict=False)]
-        if gaps:
+        runs = finished(results, name)
+        if base and runs:
+            gaps = [b["bits"] - a["bits"] for a, b in zip(base, runs, strict=True)]
             said.append(f"{name} against random, the same seed: {_plus(spread(gaps), '+.3f')} bits a byte.")
     scratch = finished(results, "scratch")
     for name in ("random", "align-4", "align-all"):
@@ -332,7 +333,8 @@ def written(report: Result) -> str:
     headings = {"row": "", "from": "starts from", "bits": "bits a byte", "token": "bits, a token a forward"}
     headings |= {"tpf": "TPF at equal quality", "seconds": "training, s", "speed": "tokens/s", "memory": "peak MiB"}
     text = (
-        f"{report['seeds']} seeds, mean ± standard error over them; {report['machine']}.\n\n"
+        f"{report['seeds']} seeds, mean ± standard error over them; {report['machine']}. "
+        f"{'Over every config: ' + json.dumps(report['extra']) + '.' if report['extra'] else ''}\n\n"
         "Bits a byte: the likelihood bound of held-out text (exact for ar). Bits, a token a forward: held-out "
         "continuations revealed in the model's own order. TPF at equal quality: tokens a forward at which these cost "
         f"{SLACK - 1:.0%} more than `random` needs a token a forward."

@@ -7,10 +7,10 @@
     python benchmarks/engine.py --device cuda --shape llada-8b --roofline
 
 Contenders take turns, so that ratios are taken under the same load; times are CPU time on a CPU (of one thread unless
-`--threads` says more: then wall-clock). "floor" is nothing but the matrix products of a block's rows, "attention" nothing but their attention, "bare dual" both
-for every forward of such a run; "deterministic" is ours with matrix products that do not depend on the batch. Weights
-are random.
-Eight together are timed by both clocks: on a busy machine threads that wait for each other stretch wall-clock time.
+`--threads` says more: then wall-clock). "floor" is nothing but the matrix products of a block's rows, "attention"
+nothing but their attention, "bare dual" both for every forward of such a run; "deterministic" is ours with matrix
+products that do not depend on the batch. Weights are random. Eight together are timed by both clocks: on a busy machine
+threads that wait for each other stretch wall-clock time.
 """
 
 import argparse
@@ -31,6 +31,7 @@ import torch.nn.functional as F
 
 import dlm
 from dlm.models import LM, ModelConfig, Transformer
+from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
 
 RESULTS = Path(__file__).parent / "results"
@@ -125,6 +126,7 @@ def make(options: argparse.Namespace) -> LM:
     assert network.lm_head is not None
     with torch.no_grad():
         network.lm_head.weight[config.mask_token_id] *= 0.01  # the mask is no favourite, as in a trained model
+    pack(network)
     return LM(network.eval(), None, "random")
 
 
@@ -315,27 +317,25 @@ def _clock(options: argparse.Namespace) -> str:
 
 
 def _products(lm: LM, rows: int, forwards: int, asked: int | None = None) -> None:
-    """Nothing but the matrix products of forwards of so many rows.
+    """Nothing but the matrix products of forwards of so many rows, with the weights as the engine lays them out.
 
     Half the `asked` ones are masks, as over a block: the last layer's products after its attention, and the logits, are
     of these alone.
     """
-    last = f"layers.{lm.config.num_hidden_layers - 1}."
     masks = max(1, (asked or rows) // 2)
-    products = [
-        (
-            p,
-            masks
-            if name.startswith(last) and not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
-            else rows,
+    products: list[tuple[torch.Tensor, int]] = []
+    for number, layer in enumerate(lm.network.layers, start=1):
+        attn, mlp = layer.attn, layer.mlp
+        packed = (
+            [attn.packed] if attn.packed is not None else [attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight]
         )
-        for name, p in lm.network.matrices()
-    ]
-    products.append((lm.network.embed.weight if lm.network.lm_head is None else lm.network.lm_head.weight, masks))
-    inputs = {
-        (n, weight.shape[1]): torch.randn(n, weight.shape[1], device=lm.device, dtype=lm.dtype)
-        for weight, n in products
-    }
+        after = [attn.o_proj.weight, mlp.down_proj.weight]
+        after += [mlp.packed] if mlp.packed is not None else [mlp.gate_proj.weight, mlp.up_proj.weight]
+        products += [(weight, rows) for weight in packed]
+        products += [(weight, masks if number == len(lm.network.layers) else rows) for weight in after]
+    head = lm.network.lm_head
+    products.append((lm.network.embed.weight if head is None else head.weight, masks))
+    inputs = {(n, weight.shape[1]): weight.new_ones(n, weight.shape[1]) for weight, n in products}
     with torch.inference_mode():
         for _ in range(forwards):
             for weight, n in products:
@@ -356,8 +356,8 @@ def _bare(lm: LM, context: int, options: argparse.Namespace) -> tuple[list[int],
 def _attention(lm: LM, rows: int, context: int, forwards: int) -> None:
     """Nothing but the attention of forwards of so many rows over the context: torch's own kernel on whole tensors."""
     c = lm.config
-    query = torch.randn(1, c.num_attention_heads, rows, c.head_dim, device=lm.device, dtype=lm.dtype)
-    key = torch.randn(1, c.num_key_value_heads, context, c.head_dim, device=lm.device, dtype=lm.dtype)
+    query = torch.ones(1, c.num_attention_heads, rows, c.head_dim, device=lm.device, dtype=lm.dtype)
+    key = torch.ones(1, c.num_key_value_heads, context, c.head_dim, device=lm.device, dtype=lm.dtype)
     with torch.inference_mode():
         for _ in range(forwards * c.num_hidden_layers):
             F.scaled_dot_product_attention(query, key, key, enable_gqa=True)

@@ -4,7 +4,8 @@ import pytest
 
 import dlm
 
-from .test_engine import FAMILIES, prompts, tiny_lm, tokens
+from .requests import FAMILIES, prompts, tokens
+from .tiny import tiny_lm
 
 pytestmark = pytest.mark.gpu
 

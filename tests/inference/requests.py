@@ -1,0 +1,57 @@
+"""Families, prompts and requests that tests of the engine share."""
+
+import torch
+
+import dlm
+from dlm.inference.reference import sample
+
+MASK = 63
+FAMILIES: dict[str, dict] = {
+    "llada": {},
+    "Dream": {"model_type": "Dream", "shifted_logits": True},
+    "sdar": {"model_type": "sdar", "attention": "block_causal", "block_length": 4},
+    "Fast_dLLM_Qwen": {
+        "model_type": "Fast_dLLM_Qwen",
+        "attention": "block_causal",
+        "block_length": 4,
+        "shifted_logits": True,
+    },
+    "llama": {
+        "model_type": "llama",
+        "attention": "causal",
+        "shifted_logits": True,
+        "mask_token_id": None,
+        "mask_in_softmax": False,
+    },
+}
+CACHED = ["sdar", "Fast_dLLM_Qwen", "llama"]
+RULE = {"rule": "threshold", "threshold": 0.4}
+
+
+def ids(seed: int, length: int) -> list[int]:
+    return torch.randint(0, 60, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [ids(i, 1 + (7 * i) % 19) for i in range(count)]
+
+
+def holes(count: int) -> list[list[int]]:
+    return [[*ids(i, 2 + i), MASK, MASK, *ids(i + 50, i % 5), *[MASK] * (1 + i), 5] for i in range(count)]
+
+
+def reference(lm, decodings) -> list[list[int]]:
+    first = decodings[0]
+    outcomes = sample(lm.network, [d.request for d in decodings], first.plan, first.rule, first.settings, first.stop)
+    return [
+        list(o.ids[len(d.request.ids) :][: d.request.gen_length]) if d.request.gen_length else list(o.ids)
+        for o, d in zip(outcomes, decodings, strict=True)
+    ]
+
+
+def drive(lm, decodings, **engine) -> list[dlm.Generation]:
+    return dlm.Engine(lm, **engine).run(decodings)
+
+
+def tokens(results: list[dlm.Generation]) -> list[list[int]]:
+    return [result.tokens for result in results]

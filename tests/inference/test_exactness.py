@@ -1,0 +1,193 @@
+"""What the engine decodes: exact where it says so, the papers' approximations where asked, the same tokens in any company."""
+
+import pytest
+import torch
+
+import dlm
+from dlm.errors import UserError
+from dlm.inference import attend, decide
+from dlm.inference import engine as engine_module
+from dlm.inference.decoding import continuations, infillings
+from dlm.inference.forward import Forward
+
+from . import oracle
+from .requests import CACHED, FAMILIES, RULE, drive, holes, ids, prompts, reference, tokens
+from .tiny import tiny_lm
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 1.0, "seed": 3, **RULE},
+        {"cfg_scale": 0.6, **RULE},
+        {"edit_threshold": 0.3, "remask_threshold": 0.1, "max_post_edit_steps": 3, **RULE},
+    ],
+    ids=["plain", "warm", "guided", "edited"],
+)
+def test_uncached_is_the_reference_sampler_and_exact_is_uncached(family, settings):
+    if family == "llama" and settings.keys() & {"cfg_scale", "edit_threshold"}:
+        pytest.skip("no mask")
+    lm = tiny_lm(2, **FAMILIES[family])
+    decodings = continuations(lm, prompts(5), {"gen_length": 12, "block_length": 4, **settings}, where="")
+    expected = reference(lm, decodings)
+    assert tokens(drive(lm, decodings, cache="none")) == expected
+    if family in CACHED:
+        for page_size in (1, 3, 4, 32):
+            assert tokens(drive(lm, decodings, cache="exact", page_size=page_size)) == expected
+
+
+@pytest.mark.parametrize("family", ["llada", "Dream", "sdar", "Fast_dLLM_Qwen"])
+@pytest.mark.parametrize("block_length", [None, 3])
+def test_holes_too(family, block_length):
+    lm = tiny_lm(6, **FAMILIES[family])
+    decodings = infillings(lm, holes(4), {"block_length": block_length, "steps": 6}, where="")
+    expected = [
+        [o[p] for h in d.request.holes for p in h] for o, d in zip(reference(lm, decodings), decodings, strict=True)
+    ]
+    assert tokens(drive(lm, decodings, cache="none")) == expected
+    if family in CACHED:
+        assert tokens(drive(lm, decodings, cache="exact", page_size=4)) == expected
+
+
+@pytest.mark.parametrize("family", CACHED)
+@pytest.mark.parametrize("block_length", [4, 6])
+def test_exact_with_several_blocks_open_is_uncached(family, block_length):
+    lm = tiny_lm(4, spread=0.5, **FAMILIES[family])
+    settings = {
+        "gen_length": 24,
+        "block_length": block_length,
+        "strategy": "multi_block",
+        "max_active_blocks": 3,
+        **RULE,
+    }
+    decodings = continuations(lm, prompts(4), settings, where="")
+    plain = drive(lm, decodings, cache="none")
+    cached = drive(lm, decodings, cache="exact", page_size=5)
+    assert tokens(plain) == tokens(cached)
+    assert [r.nfe for r in plain] == [r.nfe for r in cached]
+    assert [r.steps for r in plain] == [r.steps for r in cached]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kernels_twins_give_the_same_tokens(family, monkeypatch):
+    lm = tiny_lm(2, **FAMILIES[family])
+    settings = {
+        "gen_length": 12,
+        "block_length": 4,
+        "cache": "dual" if family in ("llada", "Dream") else "exact",
+        **RULE,
+    }
+    viewed = dlm.generate(lm, prompts(5), page_size=4, **settings)
+    monkeypatch.setattr("dlm.inference.forward.paged_attend", attend._kernels)
+    assert tokens(dlm.generate(lm, prompts(5), page_size=4, **settings)) == tokens(viewed)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.3])
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize(("gen_length", "block_length", "steps"), [(16, 8, 8), (12, 4, 12), (16, 16, 5)])
+def test_prefix_and_dual_are_fast_dllms(cache, threshold, gen_length, block_length, steps):
+    for seed in range(2):
+        lm, prompt = tiny_lm(seed, spread=0.4), ids(seed, 3 + 5 * seed)
+        expected = oracle.fast_dllm(lm, prompt, gen_length, block_length, steps, cache == "dual", threshold)
+        numbers = {"gen_length": gen_length, "block_length": block_length, "steps": steps}
+        rule = {} if threshold is None else {"rule": "threshold", "threshold": threshold}
+        result = dlm.generate(lm, [prompt], cache=cache, **numbers, **rule)[0]
+        assert (result.tokens, result.nfe) == expected
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+def test_refreshing_every_step_is_no_cache(cache, family):
+    lm = tiny_lm(7, spread=0.4, **FAMILIES[family])
+    settings = {"gen_length": 16, "block_length": 8, "cfg_scale": 0.5, **RULE}
+    plain = dlm.generate(lm, prompts(3), cache="none", **settings)
+    assert tokens(dlm.generate(lm, prompts(3), cache=cache, refresh_interval=1, **settings)) == tokens(plain)
+    filled = dlm.infill(lm, holes(3), cache="none")
+    assert tokens(dlm.infill(lm, holes(3), cache=cache, refresh_interval=1)) == tokens(filled)
+
+
+def test_dual_asks_less_of_the_network_than_prefix_and_prefix_less_than_none():
+    lm, rows = tiny_lm(), {}
+    for cache in ("none", "prefix", "dual"):
+        engine = dlm.Engine(lm, cache=cache)
+        engine.generate([ids(0, 8)], gen_length=32, block_length=8, steps=32)
+        rows[cache] = engine.stats().rows
+    full = 4 * 40  # a refresh a block
+    assert rows["none"] == 32 * 40
+    assert rows["prefix"] == full + 7 * (32 + 24 + 16 + 8)
+    assert rows["dual"] == full + 28 * 8
+
+
+@pytest.mark.parametrize("cache", ["none", "dual", "exact"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_alone_in_a_crowd_and_after_preemption(cache, temperature):
+    lm = tiny_lm(3, spread=0.4, eos_token_id=7, **FAMILIES["sdar" if cache == "exact" else "llada"])
+    settings = {"gen_length": 16, "block_length": 4, "temperature": temperature, "seed": 5, **RULE}
+    if cache == "exact":
+        settings |= {"strategy": "multi_block"}
+    crowd = prompts(16)
+    alone = [dlm.Engine(lm, cache=cache, page_size=4).generate([prompt], **settings)[0] for prompt in crowd]
+    engine = dlm.Engine(lm, cache=cache, page_size=4, num_pages=14, max_num_tokens=80)
+    together = engine.generate(crowd, **settings)
+    if cache == "exact":
+        assert engine.stats().preemptions > 0
+    assert tokens(together) == tokens(alone)
+    assert [r.steps for r in together] == [r.steps for r in alone]
+    assert engine.stats().pages_used == 0
+
+
+@pytest.mark.parametrize("family", ["llada", "sdar"])
+def test_deterministic_logits_are_bit_for_bit_those_of_the_request_alone(family, monkeypatch):
+    lm = tiny_lm(**FAMILIES[family], hidden_size=64)
+    seen: dict[str, list[torch.Tensor]] = {}
+
+    def listening(network, hidden, wanted, group):
+        logits = decide_logits(network, hidden, wanted, group)
+        parts = logits.split([int(question.asked.sum()) for question in group])
+        for question, part in zip(group, parts, strict=True):
+            seen.setdefault(question.sequence.request.request_id, []).append(part.clone())
+        return logits
+
+    decide_logits = decide._logits
+    monkeypatch.setattr(decide, "_logits", listening)
+    names = [str(i) for i in range(9)]
+    work = continuations(lm, prompts(9), {"gen_length": 16, "block_length": 4, **RULE}, where="", request_ids=names)
+    drive(lm, work, deterministic=True)
+    together = dict(seen)
+    for name, decoding in zip(names, work, strict=True):
+        seen.clear()
+        drive(lm, [decoding], deterministic=True)
+        assert all(torch.equal(a, b) for a, b in zip(seen[name], together[name], strict=True))
+
+
+def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(monkeypatch):
+    lm = tiny_lm()
+    work = continuations(lm, prompts(5), {"gen_length": 16, "block_length": 8, "steps": 16}, where="")
+    plain = tokens(drive(lm, work, cache="dual"))
+    recorded = []
+
+    def record(run):  # as a CUDA graph does: the same tensors every time, whatever they hold by then
+        result = torch.empty_like(run())
+        recorded.append(result.shape)
+        return lambda: result.copy_(run()), result
+
+    monkeypatch.setattr(engine_module, "Forward", lambda network, layout, _: Forward(network, layout, record))
+    engine = dlm.Engine(lm, cache="dual")
+    assert tokens(engine.run(work)) == plain
+    assert len(recorded) == 2 and engine.nfe == 16  # one a block
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rule", ["low_confidence", "margin", "entropy", "threshold", "credit"])
+def test_the_fused_pass_over_the_vocabulary_decides_the_same(rule, temperature, monkeypatch):
+    lm = tiny_lm(5, spread=0.4)
+    settings = {"gen_length": 12, "rule": rule, "threshold": 0.4, "temperature": temperature, "cfg_scale": 0.3}
+    plain = dlm.generate(lm, prompts(3), **settings)
+    monkeypatch.setattr("dlm.inference.decide.on_triton", lambda x: True)  # its twin, that is
+    assert tokens(dlm.generate(lm, prompts(3), **settings)) == tokens(plain)
+    with torch.no_grad():
+        lm.network.embed.weight[61] = float("nan")
+    with pytest.raises(UserError, match="request '1': the network gave NaN"):
+        dlm.generate(lm, [[1], [61]], **settings)
