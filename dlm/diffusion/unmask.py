@@ -1,13 +1,23 @@
 """Decode rules: which masked positions to commit this step. Knows nothing of models, caches or requests."""
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dlm.kernels import native
+from dlm.kernels.native import on_native
+
+SHORT = 256
+"""Places among which comparing all with all is faster than sorting."""
 Score = Literal["confidence", "margin", "entropy", "order"]
+
+
+Numbers = TypeVar("Numbers", Tensor, np.ndarray)
+"""Whole numbers, (b,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,13 +190,13 @@ def make_rule(name: str, settings: dict[str, Any]) -> Rule:
     return rule(**{field.name: settings[field.name] for field in fields(rule) if field.name in settings})
 
 
-def schedule(masked: Int[Tensor, " b"], steps: Int[Tensor, " b"], step: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+def schedule(masked: Numbers, steps: Numbers, step: Numbers) -> Numbers:
     """How many of the `masked` positions of a block its `step`-th (from 0) of `steps` commits: LLaDA's even shares.
 
     masked // steps, and one more in the first masked % steps; at least one, also for positions that were masked again
     after the last step.
     """
-    return (masked // steps + (step < masked % steps)).clamp(min=1)
+    return (masked // steps + (step < masked % steps)).clip(1)
 
 
 def _ranked(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> tuple[Tensor, Tensor]:
@@ -196,6 +206,8 @@ def _ranked(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> tuple[T
 
 def _first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[Tensor, " b"]) -> Bool[Tensor, "b l"]:
     """The `count` best of each row."""
+    if score.shape[-1] <= SHORT and on_native(score):
+        return native.first(score, masked, count)
     _, order = _ranked(score, masked)
     taken = torch.arange(score.shape[-1], device=score.device) < count[:, None]
     return torch.zeros_like(masked).scatter(-1, order, taken) & masked

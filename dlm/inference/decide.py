@@ -1,8 +1,9 @@
 """From hidden states to decisions: tokens chosen, decode rules applied, second thoughts, for many requests at once."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
@@ -15,11 +16,12 @@ from dlm.diffusion.edit import edits, remasks
 from dlm.diffusion.rng import Purpose, uniform
 from dlm.diffusion.unmask import best, schedule
 from dlm.inference.sequence import Decision, Sequence
-from dlm.kernels.dispatch import confidence, on_triton
+from dlm.kernels.dispatch import confidence, on_native, on_triton
 from dlm.kernels.picked import Picked
 from dlm.models.transformer import Transformer
 
-COMMIT, EDIT, REMASK, BROKEN = 1, 2, 4, 8
+Head = Callable[[Tensor], Tensor]
+"""Hidden states (n, d) -> logits (n, v)."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Question:
 
 
 def decide(
-    network: Transformer, hidden: Float[Tensor, "w d"], wanted: np.ndarray, questions: Iterable[Question]
+    network: Transformer, head: Head, hidden: Float[Tensor, "w d"], wanted: np.ndarray, questions: Iterable[Question]
 ) -> list[tuple[Sequence, Decision | BrokenLogits]]:
     """What each request does with this forward, which told the states of the `wanted` rows, (w,) in ascending order.
 
@@ -46,7 +48,7 @@ def decide(
     answers: list[tuple[Sequence, Decision | BrokenLogits]] = []
     for _, alike in groupby(ordered, key=lambda question: _kind(question.sequence)):
         group = list(alike)
-        logits = _logits(network, hidden, wanted, group)
+        logits = _logits(network, head, hidden, wanted, group)
         seqs, asked = [question.sequence for question in group], [question.asked for question in group]
         answers += _Round(seqs, asked, logits, network.config.mask_token_id).answers()
     return answers
@@ -57,15 +59,17 @@ def _kind(seq: Sequence) -> tuple:
     return seq.decoding.rule, s.temperature, s.top_k, s.top_p, s.cfg_scale, s.edit_threshold, s.remask_threshold
 
 
-def _logits(network: Transformer, hidden: Tensor, wanted: np.ndarray, group: list[Question]) -> Float[Tensor, "n v"]:
+def _logits(
+    network: Transformer, head: Head, hidden: Tensor, wanted: np.ndarray, group: list[Question]
+) -> Float[Tensor, "n v"]:
     """Of the asked columns of all requests of a group, guided where they want it."""
 
     def look(lane: int) -> Tensor:
         rows = np.concatenate([question.rows[lane] for question in group])
         if np.array_equal(rows, wanted):
-            return network.suppress(network.head(hidden))
+            return network.suppress(head(hidden))
         places = torch.from_numpy(np.searchsorted(wanted, rows)).to(hidden.device)
-        return network.suppress(network.head(hidden.index_select(0, places)))
+        return network.suppress(head(hidden.index_select(0, places)))
 
     scale = group[0].sequence.decoding.settings.cfg_scale
     return guide(look(0), look(1), scale, network.config.mask_token_id) if scale > 0 else look(0)
@@ -81,9 +85,22 @@ class _Round:
         self.shape = len(seqs), max(len(seq.columns) for seq in seqs)
         self.asked = self._grid(asked)
         self.where = np.flatnonzero(self.asked)
-        self.owner, self.column = np.divmod(self.where, self.shape[1])
-        self.flat = self._upload(self.where)
         self.masks = self._grid([seq.masks() for seq in seqs])
+
+    @cached_property
+    def owner(self) -> np.ndarray:
+        """Of each asked column, whose it is."""
+        return self.where // self.shape[1]
+
+    @cached_property
+    def column(self) -> np.ndarray:
+        """Of each asked column, its place in its row."""
+        return self.where % self.shape[1]
+
+    @cached_property
+    def flat(self) -> Int[Tensor, " n"]:
+        """Places of the asked columns in the grid."""
+        return self._upload(self.where)
 
     def answers(self) -> list[tuple[Sequence, Decision | BrokenLogits]]:
         logits = self._boost(self.logits) if self.rule.remembers else self.logits
@@ -95,14 +112,13 @@ class _Round:
         else:
             score = getattr(signals, self.rule.score)
         commit = self._commit(self._spread(score))
-        token, flags = self._spread(signals.token), commit.long() * COMMIT
+        token, broken = self._spread(signals.token), self._spread(signals.broken)
+        second: tuple[Tensor, ...] = ()
         if self.seqs[0].revises:
             assert isinstance(signals, Signals)
-            token, flags = self._revise(signals, token, flags)
-        flags = flags + self._spread(signals.broken).long() * BROKEN
-        told = torch.stack((token, flags)).cpu().numpy()  # the one synchronisation of a step
-        broken = (told[1] & BROKEN) > 0
-        decisions = [self._decision(seq, *told[:, i]) for i, seq in enumerate(self.seqs)]
+            token, *second = self._revise(signals, token)
+        token, broken, commit, *second = self._told(token, broken, commit, *second)
+        decisions = [self._decision(i, token, commit, *second) for i in range(len(self.seqs))]
         if any(seq.keep for seq in self.seqs):
             assert isinstance(signals, Signals)
             decisions = self._with_facts(signals, logits, decisions)
@@ -114,7 +130,8 @@ class _Round:
     def _choose(self, logits: Tensor, address: Address | None) -> "Signals | _Read":
         """Tokens and how sure the model is of them: in one fused pass where it tells all that is asked."""
         s, plain = self.settings, not any(seq.revises or seq.keep for seq in self.seqs)
-        if on_triton(logits) and plain and s.top_k is None and s.top_p is None:
+        fused = on_triton(logits) or (on_native(logits) and s.temperature == 0)
+        if fused and plain and s.top_k is None and s.top_p is None:
             where = {} if s.temperature == 0 or address is None else vars(address)
             return _Read(confidence(logits, mask_id=self.mask_id, temperature=s.temperature, **where))
         return choose(
@@ -160,24 +177,28 @@ class _Round:
     def _quota(self) -> Int[Tensor, " b"]:
         """The schedule's number for each request, by its first open block."""
         facts = [(len(seq.front.positions), seq.front.steps, seq.step - seq.front.started) for seq in self.seqs]
-        masks, steps, step = self._upload(np.array(facts, np.int64).T)
-        return schedule(masks, steps, step)
+        return self._upload(schedule(*np.array(facts, np.int64).T))
 
-    def _revise(self, signals: Signals, token: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
-        """Second thoughts about what earlier steps committed in the open blocks."""
+    def _told(self, token: Tensor, *flags: Tensor) -> list[np.ndarray]:
+        """Grids in the host's memory: the one synchronisation of a step."""
+        if self.device.type == "cpu":
+            return [x.numpy() for x in (token, *flags)]
+        token, *found = torch.stack((token, *(x.long() for x in flags))).cpu().numpy()
+        return [token, *(x > 0 for x in found)]
+
+    def _revise(self, signals: Signals, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Second thoughts about what earlier steps committed in the open blocks: tokens, edited ones, masked ones."""
         s = self.settings
         current = self._upload(self._listed([seq.canvas for seq in self.seqs]))
         committed = self._upload(~self.masks.reshape(-1)[self.where])
-        gone = torch.zeros_like(committed)
+        gone, back = torch.zeros_like(committed), torch.zeros_like(committed)
         if s.edit_threshold is not None:
             gone, other = edits(signals, current, committed, s.edit_threshold)
-            edited = self._spread(gone)
-            token, flags = torch.where(edited, self._spread(other), token), flags + edited.long() * EDIT
+            token = torch.where(self._spread(gone), self._spread(other), token)
         if s.remask_threshold is not None:
             times = self._upload(self._listed([seq.remasks for seq in self.seqs]))
             back = remasks(signals, current, committed & ~gone, times, s.remask_threshold)
-            flags = flags + self._spread(back).long() * REMASK
-        return token, flags
+        return token, self._spread(gone), self._spread(back)
 
     def _boost(self, logits: Tensor) -> Tensor:
         """Let the rule change the logits by what it remembers of each position of its block."""
@@ -219,6 +240,11 @@ class _Round:
 
     def _spread(self, listed: Tensor) -> Tensor:
         """From the asked columns to the grid, zero elsewhere."""
+        if listed.device.type == "cpu":
+            values = listed.numpy()
+            host = np.zeros(self.shape, values.dtype)
+            host.reshape(-1)[self.where] = values
+            return torch.from_numpy(host)
         grid = listed.new_zeros(self.shape[0] * self.shape[1])
         return grid.index_copy_(0, self.flat, listed).view(self.shape)
 
@@ -226,15 +252,10 @@ class _Round:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
 
-    def _decision(self, seq: Sequence, token: np.ndarray, flags: np.ndarray) -> Decision:
-        width = len(seq.columns)
-        token, flags = token[:width], flags[:width]
-        if not seq.revises:
-            decision = Decision(token=token, commit=flags > 0)
-        else:
-            decision = Decision(
-                token=token, commit=(flags & COMMIT) > 0, edited=(flags & EDIT) > 0, remasked=(flags & REMASK) > 0
-            )
+    def _decision(self, i: int, *grids: np.ndarray) -> Decision:
+        seq = self.seqs[i]
+        token, commit, *second = (grid[i, : len(seq.columns)] for grid in grids)
+        decision = Decision(token, commit, *second)
         return decision if seq.script is None else seq.script.decision(seq, decision)
 
 

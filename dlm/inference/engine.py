@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Sized
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from dlm.inference.config import EngineConfig
 from dlm.inference.decide import Question, decide
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.forward import Forward, cuda_graph
+from dlm.inference.fused import Fused
 from dlm.inference.layout import Layout
 from dlm.inference.memory import page_count
 from dlm.inference.pages import PagePool
@@ -25,7 +25,6 @@ from dlm.inference.request import Generation, StepEvent
 from dlm.inference.scheduler import Scheduler, Turn
 from dlm.inference.sequence import Decision, Script, Sequence
 from dlm.inference.texts import TextStream, result_of
-from dlm.models.deterministic import FixedRows
 from dlm.models.lm import LM
 from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
@@ -105,6 +104,7 @@ class Engine:
         self.texts: dict[str, TextStream] = {}
         self.news: list[Event] = []
         self.arrivals = self.finished = self.nfe = self.tokens = self.rows = 0
+        self.fused = Fused(lm.network)
         self._last: tuple[tuple, Forward] | None = None
         if not lm.network.training:
             pack(lm.network)
@@ -137,6 +137,8 @@ class Engine:
         if name in self.sequences:
             raise UserError(f"request id {name!r} is already under way: give each request its own")
         seq = Sequence(decoding, self.lm.config, self.config, self.arrivals)
+        if not self.scheduler.has_work:
+            self.fused.renew()
         if not seq.done:
             self.scheduler.add(seq)
         seq.script = script
@@ -173,7 +175,7 @@ class Engine:
             if training:
                 network.eval()
             try:
-                with torch.inference_mode(), FixedRows() if self.config.deterministic else nullcontext():
+                with torch.inference_mode():
                     self._forward(self.scheduler.schedule())
             finally:
                 if training:
@@ -248,7 +250,7 @@ class Engine:
         for turn in turns:
             self.scheduler.ran(turn)
         told: list[tuple[Sequence, Decision]] = []
-        for seq, answer in decide(self.lm.network, hidden, wanted, questions):
+        for seq, answer in decide(self.lm.network, forward.head, hidden, wanted, questions):
             if isinstance(answer, BrokenLogits):
                 self._fail(seq, str(answer))
             else:
@@ -273,7 +275,9 @@ class Engine:
         if self._last is None or self._last[0] != key:
             network = self.lm.network
             graphs = self.config.cuda_graphs and self.lm.device.type == "cuda"
-            self._last = key, Forward(network, Layout(turns, self.pool, network), cuda_graph if graphs else None)
+            layout = Layout(turns, self.pool, network)
+            capture = cuda_graph if graphs else None
+            self._last = key, Forward(network, layout, capture, self.fused, self.config.deterministic)
         return self._last[1]
 
     def _tell(self, seq: Sequence) -> None:

@@ -1,6 +1,8 @@
-"""The network over one layout, as a CUDA graph once the layout has proved to last. Knows no requests."""
+"""The network over one layout: on a CPU in one call of C, on a GPU as a CUDA graph once it lasts. Knows no requests."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -8,7 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dlm.inference.attend import paged_attend
+from dlm.inference.fused import Fused
 from dlm.inference.layout import Layout
+from dlm.models.attention import Attend
+from dlm.models.deterministic import FixedRows
 from dlm.models.transformer import Transformer
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
@@ -25,8 +30,16 @@ class Forward:
     kernels one by one costs the host more than a GPU needs to run them when few rows are asked.
     """
 
-    def __init__(self, network: Transformer, layout: Layout, capture: Capture | None = None) -> None:
-        self.network, self.layout, self.attend, self.capture = network, layout, paged_attend(layout), capture
+    def __init__(
+        self,
+        network: Transformer,
+        layout: Layout,
+        capture: Capture | None = None,
+        fused: Fused | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        self.network, self.layout, self.fused, self.capture = network, layout, fused, capture
+        self.deterministic, self.in_c = deterministic, False
         self.runs = 0
         self.recorded: tuple[Callable[[], None], Tensor] | None = None
         self.ids: Tensor | None = None
@@ -38,6 +51,9 @@ class Forward:
         """
         given, rows = self.layout.upload(ids), self.layout.upload(wanted)
         self.runs += 1
+        self.in_c = self.fused is not None and self.fused.usable(anew=self.runs == 1)
+        if self.in_c and self.fused is not None:
+            return self.fused(self.layout, given, rows)
         if self.capture is None:
             return self._hidden(given, rows)
         if self.runs <= AFTER:
@@ -51,8 +67,23 @@ class Forward:
         replay()
         return hidden[rows]
 
+    def head(self, hidden: Float[Tensor, "w d"]) -> Float[Tensor, "w v"]:
+        """Logits of the states that the last call gave."""
+        if self.in_c and self.fused is not None:
+            return self.fused.head(hidden)
+        with self._products():
+            return self.network.head(hidden)
+
+    @cached_property
+    def attend(self) -> Attend:
+        return paged_attend(self.layout)
+
     def _hidden(self, ids: Tensor, wanted: Tensor | None = None) -> Tensor:
-        return self.network.hidden(ids, self.layout.positions, attend=self.attend, wanted=wanted)
+        with self._products():
+            return self.network.hidden(ids, self.layout.positions, attend=self.attend, wanted=wanted)
+
+    def _products(self) -> AbstractContextManager[object]:
+        return FixedRows() if self.deterministic else nullcontext()
 
 
 def cuda_graph(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:

@@ -16,7 +16,7 @@ def page_count(lm: LM, config: EngineConfig) -> int:
     """`num_pages`, or as many as `memory_fraction` of the free memory holds and `max_num_requests` could ever use."""
     if config.num_pages is not None:
         return config.num_pages
-    free = _free_memory(lm.device) * config.memory_fraction
+    free = free_memory(lm.device) * config.memory_fraction
     if lm.device.type == "cpu":
         free *= SHARE_ON_HOST
     each = page_bytes(lm, config.page_size)
@@ -40,7 +40,8 @@ def page_bytes(lm: LM, page_size: int) -> int:
     return 2 * c.num_hidden_layers * page_size * lm.network.kv_heads * c.head_dim * lm.dtype.itemsize
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
+    """In bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

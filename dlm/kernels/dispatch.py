@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dlm.kernels import reference
+from dlm.kernels import native, reference
+from dlm.kernels.native import on_native
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
 
@@ -102,6 +103,8 @@ def confidence(
     temperature 0 p is the plain softmax.
     """
     address = {"seed": seed, "sample": sample, "step": step, "position": position}
+    if on_native(logits) and temperature == 0:
+        return native.confidence(logits, mask_id=mask_id, keep_mask=keep_mask)
     if on_triton(logits):
         from dlm.kernels import pick
 

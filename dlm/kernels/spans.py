@@ -82,6 +82,18 @@ class Spans:
             self._reads[key] = [read for read in found if read is not None]
         return self._reads[key]
 
+    def packed(self, block_length: int | None) -> tuple[Tensor, ...]:
+        """Starts, positions, visible, tables and sights, all int32 and dense; made once for all layers of a forward."""
+        if block_length not in self._packed:
+            sights = torch.full_like(self.visible, block_length or 0) if self.sights is None else self.sights
+            parts = self.starts, self.positions, self.visible, self.tables, sights
+            self._packed[block_length] = tuple(x.to(torch.int32).contiguous() for x in parts)
+        return self._packed[block_length]
+
+    @cached_property
+    def _packed(self) -> dict[int | None, tuple[Tensor, ...]]:
+        return {}
+
     @cached_property
     def _reads(self) -> dict[tuple[int | None, int], list[Read]]:
         return {}

@@ -118,9 +118,7 @@ class Transformer(nn.Module):
         """
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-        x = self.embed(input_ids)
-        if self.positions is not None:
-            x = x + self.positions(positions)
+        x = self.embedded(input_ids, positions)
         if attend is None:
             attend = dense_attend(attention or self.attention, positions, self.rope_of(positions, x.dtype), valid)
         for number, layer in enumerate(self.layers):
@@ -131,6 +129,11 @@ class Transformer(nn.Module):
             if taps is not None:
                 taps[number] = x
         return self.norm(x)
+
+    def embedded(self, input_ids: Int[Tensor, "*b l"], positions: Int[Tensor, "*b l"]) -> Float[Tensor, "*b l d"]:
+        """What goes into the first layer."""
+        x = self.embed(input_ids)
+        return x if self.positions is None else x + self.positions(positions)
 
     def rope_of(self, positions: Int[Tensor, "b l"], dtype: torch.dtype) -> Rope | None:
         """cos and sin of these positions; None where positions are learned."""

@@ -143,8 +143,8 @@ def test_deterministic_logits_are_bit_for_bit_those_of_the_request_alone(family,
     lm = tiny_lm(**FAMILIES[family], hidden_size=64)
     seen: dict[str, list[torch.Tensor]] = {}
 
-    def listening(network, hidden, wanted, group):
-        logits = decide_logits(network, hidden, wanted, group)
+    def listening(network, head, hidden, wanted, group):
+        logits = decide_logits(network, head, hidden, wanted, group)
         parts = logits.split([int(question.asked.sum()) for question in group])
         for question, part in zip(group, parts, strict=True):
             seen.setdefault(question.sequence.request.request_id, []).append(part.clone())
@@ -173,7 +173,7 @@ def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(
         recorded.append(result.shape)
         return lambda: result.copy_(run()), result
 
-    monkeypatch.setattr(engine_module, "Forward", lambda network, layout, _: Forward(network, layout, record))
+    monkeypatch.setattr(engine_module, "Forward", lambda network, layout, *_: Forward(network, layout, record))
     engine = dlm.Engine(lm, cache="dual")
     assert tokens(engine.run(work)) == plain
     assert len(recorded) == 2 and engine.nfe == 16  # one a block

@@ -1,0 +1,285 @@
+"""The kernels for fp32 tensors on a CPU, in C: compiled when they are first needed, kept for the next time.
+
+Where there is no C compiler, or DLM_NATIVE=0, the twins compute. Knows nothing of requests or models.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dlm.kernels.picked import Picked
+from dlm.kernels.spans import Spans
+
+SOURCE = Path(__file__).with_name("native.c")
+FLAGS = {
+    "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma", "-mprefer-vector-width=512"],
+    "AVX2": ["-mavx2", "-mfma"],
+}
+"""By what torch itself uses of the CPU; nothing for others."""
+_P, _I = ctypes.c_void_p, ctypes.c_int64
+SIGNATURES = {
+    "dlm_rms_norm": [_P, _I, _I, _P, _P, ctypes.c_float, _P, _P, _I, _I, _I, ctypes.c_int],
+    "dlm_gated": [_P, _P, _P, _I, _P, _I, _P, _P, ctypes.c_int],
+    "dlm_rope_write": [_P, _I, _P, _I, _P, _I, _P, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, ctypes.c_int],
+    "dlm_paged_attention": [
+        *[_P, _I, _P, _P, _P, _P, _P, _P, _I, _P, _P, _P, _I, _I, _I, _I, _I, _I],
+        *[ctypes.c_float, ctypes.c_int],
+    ],
+    "dlm_panel": [],
+    "dlm_room": [_I],
+    "dlm_panels": [_P, _I, _I, _I, _P, ctypes.c_int],
+    "dlm_checksum": [_P, _I, _I, _I],
+    "dlm_linear": [_P, _P, _I, _P, _I, _P, ctypes.c_int],
+    "dlm_layers": [_P, _P, _P, _P, _P, _I, _P, _P, _I, _P],
+    "dlm_first": [_P, _P, _P, _P, _I, _I],
+    "dlm_confidence": [_P, _I, _I, ctypes.c_int, _P, _P, _P, _P, _P, _I, _I, ctypes.c_int],
+}
+RESULTS = {"dlm_panel": _I, "dlm_room": _I, "dlm_layers": _I, "dlm_checksum": ctypes.c_uint64}
+_off = os.environ.get("DLM_NATIVE") == "0"
+
+
+class Product(ctypes.Structure):
+    """y = x w^T + bias, as C sees it; what it points to must be kept."""
+
+    _fields_ = [("w", _P), ("panels", _P), ("bias", _P), ("n", _I), ("k", _I), ("ld", _I)]
+
+
+def available() -> bool:
+    """Whether the kernels could be built, and are wanted."""
+    return not _off and library()[0] is not None
+
+
+def on_native(x: Tensor) -> bool:
+    """Whether x is computed here: fp32 on a CPU, and no gradient asked for."""
+    return x.dtype == torch.float32 and x.is_cpu and not torch.is_grad_enabled() and available()
+
+
+@contextmanager
+def twins_only() -> Iterator[None]:
+    """Leave everything to the twins meanwhile."""
+    global _off
+    before, _off = _off, True
+    try:
+        yield
+    finally:
+        _off = before
+
+
+@cache
+def library() -> tuple[ctypes.CDLL | None, str]:
+    """The compiled kernels, and how they were compiled; or None, and why not."""
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler is None:
+        return None, "no C compiler was found: install gcc or clang, or name one in CC"
+    capability = torch.backends.cpu.get_cpu_capability()
+    common = ["-std=gnu11", "-O3", "-fPIC", "-shared", *FLAGS.get(capability, [])]
+    why = ""
+    for flags in ([*common, "-fopenmp"], common):  # Apple's clang has no OpenMP
+        try:
+            found = ctypes.CDLL(str(_built(compiler, flags)))
+        except (OSError, subprocess.SubprocessError) as error:
+            told = getattr(error, "stderr", None)
+            why = f"{compiler} {' '.join(flags)}: {told.decode(errors='replace').strip() if told else error}"
+            continue
+        for name, types in SIGNATURES.items():
+            getattr(found, name).argtypes, getattr(found, name).restype = types, RESULTS.get(name)
+        return found, f"{compiler}, {capability}{', OpenMP' if '-fopenmp' in flags else ', one thread'}"
+    return None, why
+
+
+def _built(compiler: str, flags: list[str]) -> Path:
+    """The shared library of this source, compiler and flags; made if it is not there yet."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    key = hashlib.sha256(SOURCE.read_bytes() + version + " ".join([compiler, *flags]).encode()).hexdigest()[:16]
+    folder = _folder()
+    path = folder / f"native-{key}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as room:
+            made = Path(room) / path.name
+            subprocess.run([compiler, *flags, str(SOURCE), "-o", str(made), "-lm"], capture_output=True, check=True)
+            made.replace(path)
+    return path
+
+
+def _folder() -> Path:
+    """Where compiled kernels are kept: $XDG_CACHE_HOME/dlm, ~/.cache/dlm, or for this process alone."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = (Path(base) if base else Path.home() / ".cache") / "dlm"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):
+        pass
+    return Path(tempfile.mkdtemp(prefix="dlm-"))
+
+
+def panels(w: Float[Tensor, "n k"]) -> Float[Tensor, "p k width"]:
+    """A weight as products read it fastest: a copy."""
+    width = _library().dlm_panel()
+    n, k = w.shape
+    out = torch.empty(-(-n // width), k, width)
+    _call("dlm_panels", w, w.stride(0), n, k, out)
+    return out
+
+
+def checksum(w: Float[Tensor, "n k"]) -> int:
+    """Of its bits; rows must be dense."""
+    return _library().dlm_checksum(w.data_ptr(), w.stride(0), *w.shape)
+
+
+def room_for(rows: int) -> int:
+    """How many floats a product of so many rows needs to work in."""
+    return _library().dlm_room(rows)
+
+
+def linear(
+    product: Product, x: Float[Tensor, "m k"], room: Float[Tensor, " floats"] | None = None
+) -> Float[Tensor, "m n"]:
+    """x w^T + bias. A row's numbers do not depend on the other rows, nor on how many there are.
+
+    It works in `room`, of `room_for(m)` floats at least, if it is given.
+    """
+    x = x.contiguous()
+    m, k = x.shape
+    out, room = torch.empty(m, product.n), torch.empty(room_for(m)) if room is None else room
+    given = x.data_ptr(), k, out.data_ptr(), m, room.data_ptr(), torch.get_num_threads()
+    _library().dlm_linear(ctypes.byref(product), *given)
+    return out
+
+
+def gated(gate: Product, up: Product, x: Float[Tensor, "m k"]) -> Float[Tensor, "m f"]:
+    """silu(x gate^T) * (x up^T)."""
+    x = x.contiguous()
+    m, k = x.shape
+    out, wide, room = torch.empty(m, gate.n), torch.empty(m, gate.n), torch.empty(room_for(m))
+    given = x.data_ptr(), k, out.data_ptr(), m, wide.data_ptr(), room.data_ptr(), torch.get_num_threads()
+    _library().dlm_gated(ctypes.byref(gate), ctypes.byref(up), *given)
+    return out
+
+
+def layers(
+    network: ctypes.Structure,
+    layers: ctypes.Array,
+    run: ctypes.Structure,
+    norm: Float[Tensor, " d"],
+    table: Float[Tensor, "v d"],
+    ids: Int[Tensor, " n"],
+    wanted: Int[Tensor, " w"],
+    out: Float[Tensor, "w d"],
+) -> None:
+    """See dlm.inference.fused: final hidden states of the wanted rows, from the rows of a table that ids name."""
+    shared = ctypes.byref(network), ctypes.byref(layers), ctypes.byref(run)
+    given = norm.data_ptr(), table.data_ptr(), table.shape[0], ids.data_ptr(), wanted.data_ptr(), out.shape[0], out.data_ptr()
+    if (place := _library().dlm_layers(*shared, *given)) >= 0:
+        raise IndexError(f"token {int(ids[place])} is not in a vocabulary of {table.shape[0]}")
+
+
+def _library() -> ctypes.CDLL:
+    found = library()[0]
+    assert found is not None, "nothing is asked of kernels that are not there"
+    return found
+
+
+def _call(name: str, *arguments: Tensor | float | None) -> None:
+    """Tensors go by their address; the number of threads is torch's."""
+    given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+    getattr(_library(), name)(*given, torch.get_num_threads())
+
+
+def rms_norm(
+    x: Float[Tensor, "... d"], weight: Float[Tensor, " d"], eps: float, residual: Float[Tensor, "n d"] | None = None
+) -> tuple[Tensor, Tensor]:
+    """As in dispatch; without a residual x may also be (n, h, d), and of any layout whose last axis is dense."""
+    wide = x if x.ndim == 3 else x.reshape(-1, 1, x.shape[-1])
+    if wide.stride(-1) != 1:
+        wide = wide.contiguous()
+    out = torch.empty(x.shape)
+    total = x if residual is None else torch.empty(x.shape)
+    if residual is not None:
+        residual = residual.contiguous()
+    n, h, d = wide.shape
+    strides = wide.stride(0), wide.stride(1)
+    _call("dlm_rms_norm", wide, *strides, residual, weight.contiguous(), eps, out, total, n, h, d)
+    return out, total
+
+
+def rope_write(
+    q: Float[Tensor, "n h e"],
+    k: Float[Tensor, "n g e"],
+    v: Float[Tensor, "n g e"],
+    cos: Float[Tensor, "n r"] | None,
+    sin: Float[Tensor, "n r"] | None,
+    k_pages: Float[Tensor, "p s g e"],
+    v_pages: Float[Tensor, "p s g e"],
+    slots: Int[Tensor, " n"],
+) -> Float[Tensor, "n h e"]:
+    """As in dispatch."""
+    q, k, v = (_rows(x) for x in (q, k, v))
+    if cos is not None and sin is not None:
+        cos, sin = cos.contiguous(), sin.contiguous()
+    out = torch.empty(q.shape)
+    shape = *q.shape[:2], k.shape[1], q.shape[2], 0 if cos is None else cos.shape[1]
+    inputs = q, q.stride(0), k, k.stride(0), v, v.stride(0), cos, sin, slots
+    _call("dlm_rope_write", *inputs, out, k_pages, v_pages, *shape)
+    return out
+
+
+def paged_attention(
+    q: Float[Tensor, "n h e"],
+    k_pages: Float[Tensor, "p s g e"],
+    v_pages: Float[Tensor, "p s g e"],
+    spans: Spans,
+    block_length: int | None,
+    scale: float | None = None,
+    rows: Int[Tensor, " w"] | None = None,
+) -> Float[Tensor, "w h e"]:
+    """As in dispatch; of the `rows` only, in ascending order, where they are given."""
+    q = _rows(q)
+    n, h, e = q.shape
+    rows = torch.arange(n) if rows is None else rows
+    starts, positions, visible, tables, sights = spans.packed(block_length)
+    out = torch.empty(len(rows), h, e)
+    shape = len(visible), len(rows), h, k_pages.shape[2], e, k_pages.shape[1], e**-0.5 if scale is None else scale
+    inputs = q, q.stride(0), k_pages, v_pages, starts, positions, visible, tables, tables.shape[1], sights, rows
+    _call("dlm_paged_attention", *inputs, out, *shape)
+    return out
+
+
+def confidence(logits: Float[Tensor, "n v"], *, mask_id: int | None, keep_mask: bool = True) -> Picked:
+    """As in dispatch, at temperature 0."""
+    if logits.stride(-1) != 1:
+        logits = logits.contiguous()
+    n, v = logits.shape
+    token, finite = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.bool)
+    first, second, entropy = torch.empty(n), torch.empty(n), torch.empty(n)
+    mask = -1 if mask_id is None else mask_id
+    _call("dlm_confidence", logits, logits.stride(0), mask, int(keep_mask), token, first, second, entropy, finite, n, v)
+    return Picked(token=token, p=first, first=first, first_token=token, second=second, entropy=entropy, finite=finite)
+
+
+def first(
+    score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[Tensor, " b"]
+) -> Bool[Tensor, "b l"]:
+    """Of the masked places of each row the `count` with the highest score; of equals the first. In l^2 steps."""
+    score, masked, count = score.contiguous(), masked.contiguous(), count.contiguous()
+    taken = torch.empty(score.shape, dtype=torch.bool)
+    given = score.data_ptr(), masked.data_ptr(), count.data_ptr(), taken.data_ptr(), *score.shape
+    _library().dlm_first(*given)
+    return taken
+
+
+def _rows(x: Float[Tensor, "n h e"]) -> Float[Tensor, "n h e"]:
+    """With dense rows."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
