@@ -1,9 +1,8 @@
 """Decode rules: which masked positions to commit this step. Knows nothing of models, caches or requests."""
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -14,10 +13,6 @@ from dlm.kernels.native import on_native
 SHORT = 256
 """Places among which comparing all with all is faster than sorting."""
 Score = Literal["confidence", "margin", "entropy", "order"]
-
-
-Numbers = TypeVar("Numbers", Tensor, np.ndarray)
-"""Whole numbers, (b,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,13 +185,13 @@ def make_rule(name: str, settings: dict[str, Any]) -> Rule:
     return rule(**{field.name: settings[field.name] for field in fields(rule) if field.name in settings})
 
 
-def schedule(masked: Numbers, steps: Numbers, step: Numbers) -> Numbers:
+def schedule(masked: int, steps: int, step: int) -> int:
     """How many of the `masked` positions of a block its `step`-th (from 0) of `steps` commits: LLaDA's even shares.
 
     masked // steps, and one more in the first masked % steps; at least one, also for positions that were masked again
     after the last step.
     """
-    return (masked // steps + (step < masked % steps)).clip(1)
+    return max(1, masked // steps + (step < masked % steps))
 
 
 def _ranked(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> tuple[Tensor, Tensor]:

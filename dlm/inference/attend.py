@@ -6,13 +6,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dlm.inference.layout import Layout
-from dlm.kernels.dispatch import paged_attention, rope_write
+from dlm.kernels.dispatch import on_native, paged_attention, rope_write
 from dlm.models.attention import Attend, rotate_into
 
 
 def paged_attend(layout: Layout) -> Attend:
-    """The `Attend` of a layout: fused kernels on a GPU, views of the pool and SDPA elsewhere."""
-    return _kernels(layout) if layout.device.type == "cuda" else _views(layout)
+    """The `Attend` of a layout: fused kernels where there are any, views of the pool and SDPA elsewhere."""
+    return _kernels(layout) if layout.device.type == "cuda" or on_native(layout.pool.k) else _views(layout)
 
 
 def _kernels(layout: Layout) -> Attend:

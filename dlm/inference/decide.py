@@ -65,8 +65,9 @@ def _logits(
     """Of the asked columns of all requests of a group, guided where they want it."""
 
     def look(lane: int) -> Tensor:
-        rows = np.concatenate([question.rows[lane] for question in group])
-        if np.array_equal(rows, wanted):
+        parts = [question.rows[lane] for question in group]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if rows is wanted or np.array_equal(rows, wanted):
             return network.suppress(head(hidden))
         places = torch.from_numpy(np.searchsorted(wanted, rows)).to(hidden.device)
         return network.suppress(head(hidden.index_select(0, places)))
@@ -176,8 +177,9 @@ class _Round:
 
     def _quota(self) -> Int[Tensor, " b"]:
         """The schedule's number for each request, by its first open block."""
-        facts = [(len(seq.front.positions), seq.front.steps, seq.step - seq.front.started) for seq in self.seqs]
-        return self._upload(schedule(*np.array(facts, np.int64).T))
+        blocks = [(seq.front, seq.step - seq.front.started) for seq in self.seqs]
+        shares = [schedule(len(block.positions), block.steps, step) for block, step in blocks]
+        return self._upload(np.array(shares, np.int64))
 
     def _told(self, token: Tensor, *flags: Tensor) -> list[np.ndarray]:
         """Grids in the host's memory: the one synchronisation of a step."""

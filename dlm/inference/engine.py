@@ -347,6 +347,8 @@ def _question(turn: Turn, starts: Sized[int]) -> Question:
 
 def _union(rows: list[np.ndarray]) -> np.ndarray:
     """All rows once, ascending; the first one where nothing is asked, for a forward has some result."""
+    if len(rows) == 1 and len(rows[0]) and (rows[0][1:] > rows[0][:-1]).all():
+        return rows[0]
     wanted = np.unique(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
     return wanted if len(wanted) else np.zeros(1, np.int64)
 

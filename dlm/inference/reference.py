@@ -201,9 +201,9 @@ class Sampler:
 
     def _quota(self, live: list[Row]) -> Int[Tensor, " b"]:
         """The schedule's number for each row."""
-        facts = [(len(row.block.positions), row.block.steps, self.step - row.started) for row in live]
-        masks, steps, step = (torch.tensor(column, device=self.device) for column in zip(*facts, strict=True))
-        return schedule(masks, steps, step)
+        blocks = [(row.block, self.step - row.started) for row in live]
+        shares = [schedule(len(block.positions), block.steps, step) for block, step in blocks]
+        return torch.tensor(shares, device=self.device)
 
     def _revise(
         self, signals: Signals, index: Tensor, ids: Tensor, asked: Tensor, masked: Tensor, proposed: Tensor

@@ -195,7 +195,8 @@ class Sequence:
         self.step += 1
         self.lingering = [(first, left - 1) for first, left in self.lingering if left > 1]
         for block, masks in zip(self.run, had_masks, strict=True):
-            block.closed = block.closed or self._closes(block, masks, bool(np.isin(block.positions, edited).any()))
+            touched = bool(len(edited) and np.isin(block.positions, edited).any())
+            block.closed = block.closed or self._closes(block, masks, touched)
         self.done = not self._advance()
 
     def _settle(self, dirty: np.ndarray) -> None:

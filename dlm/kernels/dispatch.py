@@ -1,6 +1,5 @@
-"""The public kernels: Triton for tensors on a GPU, the twin for all others. Knows nothing of how either computes."""
+"""The public kernels: Triton on a GPU, C for fp32 on a CPU, the twin for all else. Knows nothing of how they compute."""
 
-import os
 from functools import cache
 from importlib.util import find_spec
 
@@ -9,12 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlm.kernels import native, reference
-from dlm.kernels.native import on_native
+from dlm.kernels.native import INTERPRETED, on_native
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton's own switch: kernels run in its interpreter, on CPU tensors."""
 
 
 @cache
@@ -47,6 +43,8 @@ def paged_attention(
 
         with torch.cuda.device_of(q):
             return attention.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
+    if on_native(q):
+        return native.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
     return reference.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
 
 
@@ -70,6 +68,8 @@ def rope_write(
 
         with torch.cuda.device_of(q):
             return rope.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
+    if on_native(q):
+        return native.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
     return reference.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
 
 
@@ -82,6 +82,8 @@ def rms_norm(
 
         with torch.cuda.device_of(x):
             return norm.rms_norm(x, weight, eps, residual)
+    if on_native(x):
+        return native.rms_norm(x, weight, eps, residual)
     return reference.rms_norm(x, weight, eps, residual)
 
 
@@ -103,11 +105,11 @@ def confidence(
     temperature 0 p is the plain softmax.
     """
     address = {"seed": seed, "sample": sample, "step": step, "position": position}
-    if on_native(logits) and temperature == 0:
-        return native.confidence(logits, mask_id=mask_id, keep_mask=keep_mask)
     if on_triton(logits):
         from dlm.kernels import pick
 
         with torch.cuda.device_of(logits):
             return pick.confidence(logits, mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **address)
+    if on_native(logits) and temperature == 0:
+        return native.confidence(logits, mask_id=mask_id, keep_mask=keep_mask)
     return reference.confidence(logits, mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **address)

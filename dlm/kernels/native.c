@@ -10,7 +10,7 @@
 
 #if defined(__AVX512F__)
 #define W 16    /* floats in a vector */
-#define HIGH 12 /* rows of a product's tile: HIGH * 2 sums live in registers */
+#define HIGH 14 /* rows of a product's tile: HIGH * 2 sums live in registers */
 #define TALL 8  /* the same, of attention's tiles */
 #elif defined(__AVX2__)
 #define W 8
@@ -18,7 +18,7 @@
 #define TALL 4
 #else
 #define W 4
-#define HIGH 12
+#define HIGH 14
 #define TALL 8
 #endif
 
@@ -108,12 +108,12 @@ int64_t dlm_room(int64_t m) { return (m + HIGH - 1) / HIGH * STEP * DEPTH; }
   }
 TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
 #if HIGH > 6
-TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
 #endif
 typedef void (*Tile)(const float *, const float *, int64_t, const float *, int64_t, int64_t, float *, int64_t, int);
 static const Tile tiles[] = {0, tile1, tile2, tile3, tile4, tile5, tile6,
 #if HIGH > 6
-                             tile7, tile8, tile9, tile10, tile11, tile12
+                             tile7, tile8, tile9, tile10, tile11, tile12, tile13, tile14
 #endif
 };
 
@@ -323,17 +323,32 @@ static void turn(const float *x, const float *cos, const float *sin, float *rest
   if (r < e) memcpy(out + r, x + r, (e - r) * sizeof(float));
 }
 
-/* Rotates the first r channels of q (n, h, e) into out and of k (n, g, e) into its slot; r = 0 turns nothing. */
-void dlm_rope_write(const float *q, int64_t stride_q, const float *k, int64_t stride_k, const float *v,
-                    int64_t stride_v, const float *cos, const float *sin, const int64_t *slots, float *out, float *keys,
-                    float *values, int64_t n, int64_t h, int64_t g, int64_t e, int64_t r, int threads) {
+/* out (w, h, e) = q (w, h, e), the first r channels rotated as those of the given rows are; r = 0 turns nothing. */
+static void rotate(const float *q, int64_t stride, const float *cos, const float *sin, const int64_t *rows, float *out,
+                   int64_t w, int64_t h, int64_t e, int64_t r, int threads) {
+  PARALLEL(w / 64) for (int64_t i = 0; i < w; i++)
+    for (int64_t j = 0; j < h; j++)
+      turn(q + i * stride + j * e, cos + rows[i] * r, sin + rows[i] * r, out + (i * h + j) * e, e, r);
+}
+
+/* The same of k (n, g, e), each row into its slot, and v into its own. */
+static void write(const float *k, int64_t stride_k, const float *v, int64_t stride_v, const float *cos, const float *sin,
+                  const int64_t *slots, float *keys, float *values, int64_t n, int64_t g, int64_t e, int64_t r,
+                  int threads) {
   PARALLEL(n / 64) for (int64_t row = 0; row < n; row++) {
     const float *c = cos + row * r, *s = sin + row * r;
-    for (int64_t i = 0; i < h; i++) turn(q + row * stride_q + i * e, c, s, out + (row * h + i) * e, e, r);
     if (slots[row] < 0) continue;
     for (int64_t i = 0; i < g; i++) turn(k + row * stride_k + i * e, c, s, keys + (slots[row] * g + i) * e, e, r);
     memcpy(values + slots[row] * g * e, v + row * stride_v, g * e * sizeof(float));
   }
+}
+
+void dlm_rope_write(const float *q, int64_t stride_q, const float *k, int64_t stride_k, const float *v,
+                    int64_t stride_v, const float *cos, const float *sin, const int64_t *slots, const int64_t *all_rows,
+                    float *out, float *keys, float *values, int64_t n, int64_t h, int64_t g, int64_t e, int64_t r,
+                    int threads) {
+  rotate(q, stride_q, cos, sin, all_rows, out, n, h, e, r, threads);
+  write(k, stride_k, v, stride_v, cos, sin, slots, keys, values, n, g, e, r, threads);
 }
 
 /* ---- attention ------------------------------------------------------------------------------------------------- */
@@ -348,7 +363,8 @@ void dlm_rope_write(const float *q, int64_t stride_q, const float *k, int64_t st
     UNROLL for (int i = 0; i < R; i++) UNROLL for (int j = 0; j < V; j++) s[i][j] = all(0);                            \
     _Pragma("GCC unroll 4") for (int64_t p = 0; p < e; p++) {                                                          \
       vec b[V];                                                                                                        \
-      if (p % 16 == 0) UNROLL for (int i = 0; i < R; i++) __builtin_prefetch(keys[i] + ahead + p);                     \
+      if (p % 16 == 0)                                                                                                 \
+        UNROLL for (int i = 0; i < R; i++) __builtin_prefetch(keys[i] + ahead + p), __builtin_prefetch(keys[i + R] + p); \
       UNROLL for (int j = 0; j < V; j++) b[j] = LOAD(q + (p * V + j) * W);                                             \
       UNROLL for (int i = 0; i < R; i++) {                                                                             \
         vec x = all(keys[i][p]);                                                                                       \
@@ -424,12 +440,13 @@ ATTEND(1) ATTEND(2)
 
 /* One task: rows (own of them, LANES at a time) of one key head, `group` query heads each, over all they see. */
 static void attend(const float *q, int64_t stride_q, const float *k_pages, const float *v_pages, const int32_t *table,
-                   const int32_t *positions, int32_t visible, int32_t sight, const int64_t *rows, int64_t first,
+                   const int32_t *positions, int32_t visible, int32_t sight, const int64_t *rows,
+                   const int64_t *places, int64_t first,
                    int64_t own, int64_t group, int64_t e, int64_t size, int64_t step, float scale, float *out,
                    int64_t stride_out) {
   float turned[PIECES * LANES * e] __attribute__((aligned(64))), found[PIECES * LANES * e] __attribute__((aligned(64)));
   float values[KEYS * e] __attribute__((aligned(64)));
-  const float *keys[KEYS];
+  const float *keys[KEYS + TALL]; /* and those of the block after it, which are fetched early */
   vec best[PIECES][2], total[PIECES][2];
   ivec until[PIECES][2];
   int64_t least[PIECES], most[PIECES], all_most = 0, page = 0, place = 0;
@@ -444,7 +461,7 @@ static void attend(const float *q, int64_t stride_q, const float *k_pages, const
       until[piece][i / W][i % W] = INT32_MAX; /* a lane without a row: nobody reads it */
       if (i >= lanes) continue;
       int64_t at = first + piece * LANES + i, row = rows[at / group];
-      const float *from = q + row * stride_q + at % group * e;
+      const float *from = q + places[at / group] * stride_q + at % group * e;
       for (int64_t c = 0; c < e; c++) here[c * wide + i] = from[c] * scale;
       int32_t limit = sight > 0 ? MIN(visible, (positions[row] / sight + 1) * sight) : visible;
       until[piece][i / W][i % W] = limit;
@@ -454,9 +471,11 @@ static void attend(const float *q, int64_t stride_q, const float *k_pages, const
   }
   for (int64_t from = 0; from < all_most; from += KEYS) {
     int first_piece = 1;
-    for (int64_t k = 0; k < MIN(KEYS, all_most - from); k++) {
-      keys[k] = k_pages + (table[page] * size + place) * step;
-      if (++place == size) place = 0, page++;
+    for (int64_t k = from ? TALL : 0; k < KEYS + TALL; k++) {
+      if (from + k < all_most) {
+        keys[k] = k_pages + (table[page] * size + place) * step;
+        if (++place == size) place = 0, page++;
+      } else keys[k] = keys[k - 1];
     }
     for (int64_t piece = 0; piece * LANES < own; piece++) {
       if (from >= most[piece]) continue;
@@ -465,6 +484,7 @@ static void attend(const float *q, int64_t stride_q, const float *k_pages, const
           values, first_piece, from, MIN(KEYS, all_most - from), e, found + piece * LANES * e);
       first_piece = 0;
     }
+    memcpy(keys, keys + KEYS, sizeof(float *) * TALL);
   }
   for (int64_t i = 0; i < own; i++) {
     int64_t piece = i / LANES, lane = i % LANES, wide = own - piece * LANES > W ? LANES : W, at = first + i;
@@ -475,10 +495,12 @@ static void attend(const float *q, int64_t stride_q, const float *k_pages, const
   }
 }
 
-/* out (w, h, e): of the packed rows q (n, h, e) those in `rows`, (w,) ascending. Spans and pages as in spans.py. */
+/* out (w, h, e): of the packed rows those in `rows`, (w,) ascending, which are in q at `places`, (w,). Spans and pages
+   as in spans.py. */
 void dlm_paged_attention(const float *q, int64_t stride_q, const float *k_pages, const float *v_pages,
                          const int32_t *starts, const int32_t *positions, const int32_t *visible, const int32_t *tables,
-                         int64_t table_width, const int32_t *sights, const int64_t *rows, float *out, int64_t spans,
+                         int64_t table_width, const int32_t *sights, const int64_t *rows, const int64_t *places,
+                         float *out, int64_t spans,
                          int64_t w, int64_t h, int64_t g, int64_t e, int64_t size, float scale, int threads) {
   int64_t group = h / g, at = 0, begin[spans + 1], task_of[spans + 1]; /* first of each span's rows, and of its tasks */
   begin[0] = task_of[0] = 0;
@@ -493,7 +515,7 @@ void dlm_paged_attention(const float *q, int64_t stride_q, const float *k_pages,
     int64_t lanes = (begin[span + 1] - begin[span]) * group, parts = (task_of[span + 1] - task_of[span]) / g;
     int64_t head = (task - task_of[span]) / parts, first = (task - task_of[span]) % parts * PIECES * LANES;
     attend(q + head * group * e, stride_q, k_pages + head * e, v_pages + head * e, tables + span * table_width,
-           positions, visible[span], sights[span], rows + begin[span], first, MIN(PIECES * LANES, lanes - first), group,
+           positions, visible[span], sights[span], rows + begin[span], places + begin[span], first, MIN(PIECES * LANES, lanes - first), group,
            e, size, g * e, scale, out + (begin[span] * h + head * group) * e, h * e);
   }
 }
@@ -503,6 +525,7 @@ void dlm_paged_attention(const float *q, int64_t stride_q, const float *k_pages,
 typedef struct {
   const float *attn_norm, *q_norm, *k_norm, *mlp_norm;
   Product qkv[3], o, gate, up, down; /* qkv: what lies side by side is one, and those after it have n = 0 */
+  int64_t apart;                     /* whether the first of qkv is the queries' alone */
 } Layer;
 
 typedef struct { /* what all layers share */
@@ -517,7 +540,26 @@ typedef struct { /* what stays as long as the same spans are run */
   const int64_t *slots, *all_rows; /* all_rows: 0 ... n - 1 */
   const int32_t *starts, *positions, *visible, *tables, *sights;
   float *keys, *values, *room;
+  float *first;   /* the first layer's projections of tokens, (v, (h + 2 g) e): they depend on the token alone */
+  uint8_t *known; /* (v,): of which tokens; first and known may be 0 */
 } Run;
+
+/* qkv (n, width) of the first layer, of n ids: computed for tokens that are new, and kept. normed and few are (n, d). */
+static void first_projections(const Network *net, const Layer *layer, const Run *run, const float *table,
+                              const int64_t *ids, float *few, float *normed, float *qkv) {
+  int64_t n = run->n, d = net->d, width = (net->h + 2 * net->g) * net->e, m = 0, fresh[n];
+  for (int64_t i = 0; i < n; i++)
+    if (!run->known[ids[i]]) {
+      run->known[ids[i]] = 1;
+      memcpy(few + m * d, table + ids[i] * d, d * sizeof(float));
+      fresh[m++] = ids[i];
+    }
+  if (m) dlm_rms_norm(few, d, d, 0, layer->attn_norm, net->eps, normed, 0, m, 1, d, net->threads);
+  for (int64_t i = 0, at = 0; m && i < 3 && layer->qkv[i].n; at += layer->qkv[i++].n)
+    product(layer->qkv + i, normed, d, qkv + at, width, m, 0, run->room, net->threads);
+  for (int64_t i = 0; i < m; i++) memcpy(run->first + fresh[i] * width, qkv + i * width, width * sizeof(float));
+  for (int64_t i = 0; i < n; i++) memcpy(qkv + i * width, run->first + ids[i] * width, width * sizeof(float));
+}
 
 /* Final hidden states (w, d) of the wanted rows, after the last norm, from the rows of a table (v, d) that n ids name;
    returns the place of an id that is not in it, or -1. `room` holds dlm_room(n) floats and n times 3 d + (3 h + 2 g) e + 2 f. */
@@ -535,24 +577,37 @@ int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, cons
   for (int64_t number = 0; number < net->layers; number++) {
     const Layer *layer = layers + number;
     float *keys = run->keys + number * run->layer_stride, *values = run->values + number * run->layer_stride;
-    dlm_rms_norm(x, d, d, 0, layer->attn_norm, net->eps, normed, 0, n, 1, d, threads);
-    for (int64_t i = 0, at = 0; i < 3 && layer->qkv[i].n; at += layer->qkv[i++].n)
-      product(layer->qkv + i, normed, d, qkv + at, width, n, 0, room, threads);
+    int last = number == net->layers - 1, apart = last && number > 0 && layer->apart;
+    const int64_t *asked = last ? wanted : run->all_rows, *places = apart ? run->all_rows : asked;
+    if (number == 0 && run->first) {
+      first_projections(net, layer, run, table, ids, few, normed, qkv);
+    } else if (apart) { /* queries only of the wanted rows */
+      dlm_rms_norm(x, d, d, 0, layer->attn_norm, net->eps, normed, 0, n, 1, d, threads);
+      for (int64_t i = 1, at = h * e; i < 3 && layer->qkv[i].n; at += layer->qkv[i++].n)
+        product(layer->qkv + i, normed, d, qkv + at, width, n, 0, room, threads);
+      for (int64_t i = 0; i < w; i++) memcpy(few + i * d, normed + wanted[i] * d, d * sizeof(float));
+      product(layer->qkv, few, d, qkv, width, w, 0, room, threads);
+    } else {
+      dlm_rms_norm(x, d, d, 0, layer->attn_norm, net->eps, normed, 0, n, 1, d, threads);
+      for (int64_t i = 0, at = 0; i < 3 && layer->qkv[i].n; at += layer->qkv[i++].n)
+        product(layer->qkv + i, normed, d, qkv + at, width, n, 0, room, threads);
+    }
+    int64_t queries = apart ? w : n;
     if (layer->q_norm) {
-      dlm_rms_norm(qkv, width, e, 0, layer->q_norm, net->eps, turned, 0, n, h, e, threads);
-      for (int64_t i = 0; i < n; i++) memcpy(qkv + i * width, turned + i * h * e, h * e * sizeof(float));
+      dlm_rms_norm(qkv, width, e, 0, layer->q_norm, net->eps, turned, 0, queries, h, e, threads);
+      for (int64_t i = 0; i < queries; i++) memcpy(qkv + i * width, turned + i * h * e, h * e * sizeof(float));
       dlm_rms_norm(qkv + h * e, width, e, 0, layer->k_norm, net->eps, turned, 0, n, g, e, threads);
       for (int64_t i = 0; i < n; i++) memcpy(qkv + i * width + h * e, turned + i * g * e, g * e * sizeof(float));
     }
-    dlm_rope_write(qkv, width, qkv + h * e, width, qkv + (h + g) * e, width, run->cos, run->sin, run->slots, turned,
-                   keys, values, n, h, g, e, net->r, threads);
-    const int64_t *asked = run->all_rows;
-    if (number == net->layers - 1) { /* from here on only the wanted rows */
+    rotate(qkv, width, run->cos, run->sin, apart ? wanted : run->all_rows, turned, queries, h, e, net->r, threads);
+    write(qkv + h * e, width, qkv + (h + g) * e, width, run->cos, run->sin, run->slots, keys, values, n, g, e, net->r,
+          threads);
+    if (last) { /* from here on only the wanted rows */
       for (int64_t i = 0; i < w; i++) memcpy(few + i * d, x + wanted[i] * d, d * sizeof(float));
-      x = few, asked = wanted, n = w;
+      x = few, n = w;
     }
     dlm_paged_attention(turned, h * e, keys, values, run->starts, run->positions, run->visible, run->tables,
-                        run->table_width, run->sights, asked, seen, run->spans, n, h, g, e, run->page_size,
+                        run->table_width, run->sights, asked, places, seen, run->spans, n, h, g, e, run->page_size,
                         1.0f / sqrtf((float)e), threads);
     product(&layer->o, seen, h * e, x, d, n, 1, room, threads);
     dlm_rms_norm(x, d, d, 0, layer->mlp_norm, net->eps, normed, 0, n, 1, d, threads);

@@ -31,9 +31,9 @@ _P, _I = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES = {
     "dlm_rms_norm": [_P, _I, _I, _P, _P, ctypes.c_float, _P, _P, _I, _I, _I, ctypes.c_int],
     "dlm_gated": [_P, _P, _P, _I, _P, _I, _P, _P, ctypes.c_int],
-    "dlm_rope_write": [_P, _I, _P, _I, _P, _I, _P, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, ctypes.c_int],
+    "dlm_rope_write": [_P, _I, _P, _I, _P, _I, _P, _P, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, ctypes.c_int],
     "dlm_paged_attention": [
-        *[_P, _I, _P, _P, _P, _P, _P, _P, _I, _P, _P, _P, _I, _I, _I, _I, _I, _I],
+        *[_P, _I, _P, _P, _P, _P, _P, _P, _I, _P, _P, _P, _P, _I, _I, _I, _I, _I, _I],
         *[ctypes.c_float, ctypes.c_int],
     ],
     "dlm_panel": [],
@@ -46,6 +46,8 @@ SIGNATURES = {
     "dlm_confidence": [_P, _I, _I, ctypes.c_int, _P, _P, _P, _P, _P, _I, _I, ctypes.c_int],
 }
 RESULTS = {"dlm_panel": _I, "dlm_room": _I, "dlm_layers": _I, "dlm_checksum": ctypes.c_uint64}
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's own switch: its kernels run in its interpreter, on CPU tensors."""
 _off = os.environ.get("DLM_NATIVE") == "0"
 
 
@@ -62,7 +64,7 @@ def available() -> bool:
 
 def on_native(x: Tensor) -> bool:
     """Whether x is computed here: fp32 on a CPU, and no gradient asked for."""
-    return x.dtype == torch.float32 and x.is_cpu and not torch.is_grad_enabled() and available()
+    return x.dtype == torch.float32 and x.is_cpu and not torch.is_grad_enabled() and available() and not INTERPRETED
 
 
 @contextmanager
@@ -181,7 +183,15 @@ def layers(
 ) -> None:
     """See dlm.inference.fused: final hidden states of the wanted rows, from the rows of a table that ids name."""
     shared = ctypes.byref(network), ctypes.byref(layers), ctypes.byref(run)
-    given = norm.data_ptr(), table.data_ptr(), table.shape[0], ids.data_ptr(), wanted.data_ptr(), out.shape[0], out.data_ptr()
+    given = (
+        norm.data_ptr(),
+        table.data_ptr(),
+        table.shape[0],
+        ids.data_ptr(),
+        wanted.data_ptr(),
+        out.shape[0],
+        out.data_ptr(),
+    )
     if (place := _library().dlm_layers(*shared, *given)) >= 0:
         raise IndexError(f"token {int(ids[place])} is not in a vocabulary of {table.shape[0]}")
 
@@ -231,7 +241,7 @@ def rope_write(
         cos, sin = cos.contiguous(), sin.contiguous()
     out = torch.empty(q.shape)
     shape = *q.shape[:2], k.shape[1], q.shape[2], 0 if cos is None else cos.shape[1]
-    inputs = q, q.stride(0), k, k.stride(0), v, v.stride(0), cos, sin, slots
+    inputs = q, q.stride(0), k, k.stride(0), v, v.stride(0), cos, sin, slots, torch.arange(q.shape[0])
     _call("dlm_rope_write", *inputs, out, k_pages, v_pages, *shape)
     return out
 
@@ -252,7 +262,7 @@ def paged_attention(
     starts, positions, visible, tables, sights = spans.packed(block_length)
     out = torch.empty(len(rows), h, e)
     shape = len(visible), len(rows), h, k_pages.shape[2], e, k_pages.shape[1], e**-0.5 if scale is None else scale
-    inputs = q, q.stride(0), k_pages, v_pages, starts, positions, visible, tables, tables.shape[1], sights, rows
+    inputs = q, q.stride(0), k_pages, v_pages, starts, positions, visible, tables, tables.shape[1], sights, rows, rows
     _call("dlm_paged_attention", *inputs, out, *shape)
     return out
 
@@ -269,9 +279,7 @@ def confidence(logits: Float[Tensor, "n v"], *, mask_id: int | None, keep_mask: 
     return Picked(token=token, p=first, first=first, first_token=token, second=second, entropy=entropy, finite=finite)
 
 
-def first(
-    score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[Tensor, " b"]
-) -> Bool[Tensor, "b l"]:
+def first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[Tensor, " b"]) -> Bool[Tensor, "b l"]:
     """Of the masked places of each row the `count` with the highest score; of equals the first. In l^2 steps."""
     score, masked, count = score.contiguous(), masked.contiguous(), count.contiguous()
     taken = torch.empty(score.shape, dtype=torch.bool)

@@ -153,14 +153,11 @@ def test_threshold_accepts_a_confidence_equal_to_it():
 def test_schedule_shares_out_what_is_masked():
     for masked in (1, 7, 32):
         for steps in (1, 3, 7, 32, 50):
-            shares = [
-                schedule(torch.tensor([masked]), torch.tensor([steps]), torch.tensor([step])).item()
-                for step in range(min(steps, masked))
-            ]
+            shares = [schedule(masked, steps, step) for step in range(min(steps, masked))]
             assert sum(shares) == masked
             assert shares == sorted(shares, reverse=True)
             assert max(shares) - min(shares) <= 1
-    assert schedule(torch.tensor([3]), torch.tensor([2]), torch.tensor([9])).item() == 1  # masked again later
+    assert schedule(3, 2, 9) == 1  # masked again later
 
 
 def test_credit_against_the_formula():

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(native.library()[0] is None, reason=native.libra
 
 @pytest.fixture(autouse=True)
 def _no_gradient():
+    torch.manual_seed(0)
     with torch.inference_mode():
         yield
 
@@ -90,7 +91,9 @@ def test_norm_of_heads_that_are_cut_from_a_wider_product():
     np.testing.assert_allclose(found, oracle.rms_norm(qkv[:, 2:5], torch.ones(16), 1e-5), rtol=2e-6, atol=1e-6)
 
 
-def product(weight: torch.Tensor, bias: torch.Tensor | None = None, panels: torch.Tensor | None = None) -> native.Product:
+def product(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, panels: torch.Tensor | None = None
+) -> native.Product:
     addresses = [None if x is None else x.data_ptr() for x in (weight, panels, bias)]
     return native.Product(*addresses, *weight.shape, weight.stride(0))
 
@@ -103,7 +106,9 @@ def test_gated_products(width, inputs, biased):
     biases, panels = torch.randn(2, width), [native.panels(w) for w in weights]
     x[1] *= 20  # far into both tails
     x[2, 0] = float("nan")
-    gate, up = ((x.double() @ w.double().T + (b.double() if biased else 0)) for w, b in zip(weights, biases, strict=True))
+    gate, up = (
+        (x.double() @ w.double().T + (b.double() if biased else 0)) for w, b in zip(weights, biases, strict=True)
+    )
     exact = gate / (1 + (-gate).exp()) * up
     for copies in ((None, None), panels, (panels[0], None), (None, panels[1])):
         parts = [product(*part) for part in zip(weights, biases if biased else (None, None), copies, strict=True)]
@@ -125,7 +130,9 @@ def test_linear(inputs, outputs, copied):
             found = native.linear(told, x)
             exact = x.double() @ weight.double().T + (0 if chosen is None else chosen.double())
             torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-6 * inputs**0.5 * 4)
-            alone += [torch.equal(native.linear(told, row[None])[0], value) for row, value in zip(x, found, strict=True)]
+            alone += [
+                torch.equal(native.linear(told, row[None])[0], value) for row, value in zip(x, found, strict=True)
+            ]
         assert all(alone)
 
 
