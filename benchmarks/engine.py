@@ -7,10 +7,11 @@
     python benchmarks/engine.py --device cuda --shape llada-8b --roofline
 
 Contenders take turns, so that ratios are taken under the same load; times are CPU time on a CPU (of one thread unless
-`--threads` says more: then wall-clock). "floor" is nothing but the matrix products of a block's rows, "attention"
-nothing but their attention, "bare dual" both for every forward of such a run; "deterministic" is ours with matrix
-products that do not depend on the batch. Weights are random. Eight together are timed by both clocks: on a busy machine
-threads that wait for each other stretch wall-clock time.
+`--threads` says more: then wall-clock). "floor" is nothing but the matrix products of a block's rows, by torch, with the
+weights laid out as it likes them; "attention" nothing but their attention, by torch; "bare dual" both for every forward
+of such a run; "modules dual" is ours without the C kernels, as where there is no C compiler; "deterministic" is ours with
+matrix products that do not depend on the batch. Weights are random. Eight together are timed by both clocks: on a busy
+machine threads that wait for each other stretch wall-clock time; the products beside them are those that ours uses.
 """
 
 import argparse
@@ -23,13 +24,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import dlm
+from dlm.kernels import native
 from dlm.models import LM, ModelConfig, Transformer
 from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
@@ -136,6 +140,7 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     rule = {} if options.threshold is None else {"rule": "threshold", "threshold": options.threshold}
     numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
     theirs = _peer(lm, prompt, options) if options.peer_path else {}
+    plain = deepcopy(lm)  # for the runs without C: torch likes its weights laid out in another way
     jobs: dict[str, Job] = {}
     for cache in options.caches:  # those that are compared run one after the other
         jobs[f"ours {cache}"] = lambda cache=cache: _ours(dlm.generate(lm, [prompt], cache=cache, **numbers, **rule))
@@ -143,6 +148,7 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
             jobs[f"theirs {cache}"] = theirs[cache]
         fixed = {"cache": cache, "deterministic": True, **numbers, **rule}
         jobs[f"deterministic {cache}"] = lambda fixed=fixed: _ours(dlm.generate(lm, [prompt], **fixed))
+        jobs[f"modules {cache}"] = lambda cache=cache: _in_modules(plain, prompt, cache=cache, **numbers, **rule)
     jobs["floor"] = lambda: _products(lm, options.block, FLOOR_FORWARDS)
     jobs["attention"] = lambda: _attention(lm, options.block, len(prompt) + options.gen, FLOOR_FORWARDS)
     if "dual" in options.caches and options.threshold is None:
@@ -160,9 +166,9 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
             "nfe": facts[name][1],
             "ms_a_forward": 1e3 * min(taken) / facts[name][1],
         }
-        if kind in ("ours", "bare") and other in jobs:
+        if kind in ("ours", "bare", "modules") and other in jobs:
             rows[name] |= {"of_theirs": _ratio(taken, times[other])}
-        if kind == "ours" and other in jobs:
+        if kind in ("ours", "modules") and other in jobs:
             rows[name] |= {"same_tokens": facts[name][0] == facts[other][0]}
         if kind == "deterministic":
             rows[name] |= {"of_ours": _ratio(taken, times[f"ours {cache}"])}
@@ -182,10 +188,12 @@ def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     later = options.steps // blocks - 1  # forwards of a block after the one over everything
     lengths = [len(prompt) + options.gen for prompt in prompts]
 
+    multiply = _by_ours() if native.available() else F.linear
+
     def products(wholes: list[int], rows: int, times: int) -> None:
         for whole in wholes:
-            _products(lm, whole, 1, asked=rows)
-        _products(lm, rows, later * times)
+            _products(lm, whole, 1, asked=rows, multiply=multiply)
+        _products(lm, rows, later * times, multiply=multiply)
 
     jobs: dict[str, Job] = {
         "together": lambda: _ours(dlm.generate(lm, prompts, **numbers)),
@@ -316,8 +324,42 @@ def _clock(options: argparse.Namespace) -> str:
     return "cpu" if options.device == "cpu" and options.threads == 1 else "wall"
 
 
-def _products(lm: LM, rows: int, forwards: int, asked: int | None = None) -> None:
-    """Nothing but the matrix products of forwards of so many rows, with the weights as the engine lays them out.
+def _in_modules(lm: LM, prompt: list[int], **settings: Any) -> tuple[list[int], int]:
+    with native.twins_only():
+        return _ours(dlm.generate(lm, [prompt], **settings))
+
+
+def _by_ours() -> Callable[[Tensor, Tensor], Tensor]:
+    """The C kernels' matrix product, with copies of the weights as it reads them fastest."""
+    told: dict[int, tuple[native.Product, Tensor]] = {}
+
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        if weight.data_ptr() not in told:
+            rows = weight.detach().contiguous()
+            panels = native.panels(rows)
+            product = native.Product(rows.data_ptr(), panels.data_ptr(), None, *rows.shape, rows.stride(0))
+            told[weight.data_ptr()] = product, panels
+        return native.linear(told[weight.data_ptr()][0], x)
+
+    return multiply
+
+
+LAID_OUT: dict[int, Tensor] = {}
+
+
+def _as_torch_likes(weight: Tensor) -> Tensor:
+    """On a CPU input-major; made once."""
+    if weight.is_cuda:
+        return weight
+    if weight.data_ptr() not in LAID_OUT:
+        LAID_OUT[weight.data_ptr()] = weight.detach().t().contiguous().t()
+    return LAID_OUT[weight.data_ptr()]
+
+
+def _products(
+    lm: LM, rows: int, forwards: int, asked: int | None = None, multiply: Callable[[Tensor, Tensor], Tensor] = F.linear
+) -> None:
+    """Nothing but the matrix products of forwards of so many rows.
 
     Half the `asked` ones are masks, as over a block: the last layer's products after its attention, and the logits, are
     of these alone.
@@ -336,10 +378,12 @@ def _products(lm: LM, rows: int, forwards: int, asked: int | None = None) -> Non
     head = lm.network.lm_head
     products.append((lm.network.embed.weight if head is None else head.weight, masks))
     inputs = {(n, weight.shape[1]): weight.new_ones(n, weight.shape[1]) for weight, n in products}
+    if multiply is F.linear:
+        products = [(_as_torch_likes(weight), n) for weight, n in products]
     with torch.inference_mode():
         for _ in range(forwards):
             for weight, n in products:
-                F.linear(inputs[n, weight.shape[1]], weight)
+                multiply(inputs[n, weight.shape[1]], weight)
 
 
 def _bare(lm: LM, context: int, options: argparse.Namespace) -> tuple[list[int], int]:

@@ -114,18 +114,19 @@ class _Round:
             score = getattr(signals, self.rule.score)
         commit = self._commit(self._spread(score))
         token, broken = self._spread(signals.token), self._spread(signals.broken)
-        second: tuple[Tensor, ...] = ()
+        grids = [token, broken, commit]
         if self.seqs[0].revises:
             assert isinstance(signals, Signals)
             token, *second = self._revise(signals, token)
-        token, broken, commit, *second = self._told(token, broken, commit, *second)
-        decisions = [self._decision(i, token, commit, *second) for i in range(len(self.seqs))]
+            grids = [token, broken, commit, *second]
+        told, bad, *flags = self._told(grids)
+        decisions = [self._decision(i, told, flags) for i in range(len(self.seqs))]
         if any(seq.keep for seq in self.seqs):
             assert isinstance(signals, Signals)
             decisions = self._with_facts(signals, logits, decisions)
         return [
-            (seq, BrokenLogits(torch.from_numpy(bad[asked])) if bad.any() else decision)
-            for seq, decision, bad, asked in zip(self.seqs, decisions, broken, self.asked, strict=True)
+            (seq, BrokenLogits(torch.from_numpy(broken[asked])) if broken.any() else decision)
+            for seq, decision, broken, asked in zip(self.seqs, decisions, bad, self.asked, strict=True)
         ]
 
     def _choose(self, logits: Tensor, address: Address | None) -> "Signals | _Read":
@@ -181,12 +182,12 @@ class _Round:
         shares = [schedule(len(block.positions), block.steps, step) for block, step in blocks]
         return self._upload(np.array(shares, np.int64))
 
-    def _told(self, token: Tensor, *flags: Tensor) -> list[np.ndarray]:
-        """Grids in the host's memory: the one synchronisation of a step."""
+    def _told(self, grids: list[Tensor]) -> list[np.ndarray]:
+        """In the host's memory: the one synchronisation of a step. The first are tokens, the others flags."""
         if self.device.type == "cpu":
-            return [x.numpy() for x in (token, *flags)]
-        token, *found = torch.stack((token, *(x.long() for x in flags))).cpu().numpy()
-        return [token, *(x > 0 for x in found)]
+            return [x.numpy() for x in grids]
+        token, *flags = torch.stack([x.long() for x in grids]).cpu().numpy()
+        return [token, *(x > 0 for x in flags)]
 
     def _revise(self, signals: Signals, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Second thoughts about what earlier steps committed in the open blocks: tokens, edited ones, masked ones."""
@@ -254,10 +255,12 @@ class _Round:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
 
-    def _decision(self, i: int, *grids: np.ndarray) -> Decision:
+    def _decision(self, i: int, token: np.ndarray, flags: list[np.ndarray]) -> Decision:
         seq = self.seqs[i]
-        token, commit, *second = (grid[i, : len(seq.columns)] for grid in grids)
-        decision = Decision(token, commit, *second)
+        width = len(seq.columns)
+        commit, *second = (flag[i, :width] for flag in flags)
+        edited, remasked = second or (None, None)
+        decision = Decision(token[i, :width], commit, edited, remasked)
         return decision if seq.script is None else seq.script.decision(seq, decision)
 
 

@@ -94,7 +94,7 @@ class Fused:
         self.weights: list[Tensor] = []
         self.addresses: list[int] = []
         self.versions: list[int] = []
-        self.shape = _shape(network)
+        self.shape: Any = None
         self.layers: Any = None
         self.output: Product | None = None
         self.room = torch.empty(0)
@@ -170,7 +170,7 @@ class Fused:
         copies = None
         if network in _PANELS or size <= SHARE_OF_COPIES * free_memory(torch.device("cpu")):
             copies = _PANELS.setdefault(network, _Panels())
-        self.layers = (_Layer * len(network.layers))()
+        self.shape, self.layers = _shape(network), (_Layer * len(network.layers))()
         for number, layer in enumerate(self.layers):
             own = linears[7 * number : 7 * number + 7]
             layer.apart = number == len(network.layers) - 1
@@ -203,6 +203,8 @@ def _plain(
 
     None where C does not do as a module does.
     """
+    if type(network) is not Transformer or network.group is not None:
+        return None
     linears: list[Any] = []
     norms: list[Any] = []
     parents: list[nn.Module] = [network]
@@ -216,7 +218,7 @@ def _plain(
     ends = [(network.embed, nn.Embedding), (network.norm, RMSNorm)]
     ends += [] if network.lm_head is None else [(network.lm_head, nn.Linear)]
     kinds = [*((x, nn.Linear) for x in linears), *((x, RMSNorm) for x in norms if x is not None), *ends]
-    if network.group is not None or any(type(x) is not kind for x, kind in kinds):
+    if any(type(x) is not kind for x, kind in kinds):
         return None
     modules = [*parents, *(x for x, _ in kinds)]
     hooks = [hooks for x in modules for hooks in (x._forward_hooks, x._forward_pre_hooks)]

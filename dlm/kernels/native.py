@@ -63,8 +63,9 @@ def available() -> bool:
 
 
 def on_native(x: Tensor) -> bool:
-    """Whether x is computed here: fp32 on a CPU, and no gradient asked for."""
-    return x.dtype == torch.float32 and x.is_cpu and not torch.is_grad_enabled() and available() and not INTERPRETED
+    """Whether x is computed here: fp32 on a CPU, no gradient asked for, and of torch's own kind, whose memory is there."""
+    plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.is_cpu
+    return plain and not torch.is_grad_enabled() and available() and not INTERPRETED
 
 
 @contextmanager

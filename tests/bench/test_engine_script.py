@@ -34,7 +34,8 @@ def run(script, tmp_path, words: str) -> dict:
 def test_caches(script, tmp_path):
     report = run(script, tmp_path, "--caches none dual --vocab 40")
     rows = report["caches"]["rows"]
-    assert rows.keys() == {"ours none", "ours dual", "deterministic none", "deterministic dual", "bare dual"}
+    kinds = ("ours", "deterministic", "modules")
+    assert rows.keys() == {"bare dual", *(f"{kind} {cache}" for kind in kinds for cache in ("none", "dual"))}
     assert (
         rows["deterministic dual"]["of_ours"]["median"] > 0 and report["caches"]["attention_ms_of_a_block_forward"] > 0
     )
