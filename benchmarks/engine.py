@@ -433,6 +433,7 @@ def machine(lm: LM) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": commit.stdout.strip(),
+        "kernels": native.library()[1] if native.available() else "torch",
     }
 
 

@@ -44,7 +44,9 @@ def decide(
 
     A request with NaN or infinite logits gets its BrokenLogits; the others go on. The device is waited for once.
     """
-    ordered = sorted(questions, key=lambda question: hash(_kind(question.sequence)))
+    ordered = list(questions)
+    if len(ordered) > 1:
+        ordered.sort(key=lambda question: hash(_kind(question.sequence)))
     answers: list[tuple[Sequence, Decision | BrokenLogits]] = []
     for _, alike in groupby(ordered, key=lambda question: _kind(question.sequence)):
         group = list(alike)
@@ -236,6 +238,8 @@ class _Round:
         )
 
     def _grid(self, parts: list[np.ndarray]) -> np.ndarray:
+        if len(parts) == 1:
+            return parts[0][None]
         grid = np.zeros(self.shape, bool)
         for row, part in zip(grid, parts, strict=True):
             row[: len(part)] = part

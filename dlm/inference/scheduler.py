@@ -98,7 +98,7 @@ class Scheduler:
         """Book a forward: what is cached now."""
         seq, span = turn.sequence, turn.span
         seq.nfe += seq.lanes
-        if self.look is not full and span == full(seq):
+        if self.look is not full and len(span.positions) == seq.length and span == full(seq):
             seq.refreshed = seq.step
         if not span.decides:
             seq.clean = max(seq.clean, span.end)

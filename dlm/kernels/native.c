@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__AVX512F__)
@@ -547,7 +548,7 @@ typedef struct { /* what stays as long as the same spans are run */
 /* qkv (n, width) of the first layer, of n ids: computed for tokens that are new, and kept. normed and few are (n, d). */
 static void first_projections(const Network *net, const Layer *layer, const Run *run, const float *table,
                               const int64_t *ids, float *few, float *normed, float *qkv) {
-  int64_t n = run->n, d = net->d, width = (net->h + 2 * net->g) * net->e, m = 0, fresh[n];
+  int64_t n = run->n, d = net->d, width = (net->h + 2 * net->g) * net->e, m = 0, *fresh = malloc(n * sizeof *fresh);
   for (int64_t i = 0; i < n; i++)
     if (!run->known[ids[i]]) {
       run->known[ids[i]] = 1;
@@ -559,6 +560,7 @@ static void first_projections(const Network *net, const Layer *layer, const Run 
     product(layer->qkv + i, normed, d, qkv + at, width, m, 0, run->room, net->threads);
   for (int64_t i = 0; i < m; i++) memcpy(run->first + fresh[i] * width, qkv + i * width, width * sizeof(float));
   for (int64_t i = 0; i < n; i++) memcpy(qkv + i * width, run->first + ids[i] * width, width * sizeof(float));
+  free(fresh);
 }
 
 /* Final hidden states (w, d) of the wanted rows, after the last norm, from the rows of a table (v, d) that n ids name;
