@@ -1,5 +1,6 @@
 """The packed tensors of one forward: where each row stands, which slot it is written to, which keys it sees."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,21 @@ from dlm.inference.scheduler import Turn
 from dlm.kernels.spans import Spans
 from dlm.models.attention import Rope
 from dlm.models.transformer import Transformer
+
+
+def _rope(
+    network: Transformer, pool: PagePool, positions: np.ndarray, upload: Callable[[np.ndarray], Tensor]
+) -> Rope | None:
+    """cos and sin of these positions, (1, n, 1, r) each: rows of a table over all positions, made once a pool."""
+    if network.rope is None:
+        return None
+    needed = int(positions.max()) + 1
+    if pool.rope is None or pool.rope[0].shape[1] < needed:
+        all_positions = torch.arange(max(needed, 512) * 3 // 2, device=pool.k.device)
+        pool.rope = network.rope_of(all_positions[None], network.embed.weight.dtype)
+    assert pool.rope is not None
+    rows = upload(positions)
+    return pool.rope[0].index_select(1, rows), pool.rope[1].index_select(1, rows)
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,7 @@ class Layout:
         self.rows = row
         self.host_positions, self.host_slots = np.concatenate(positions), np.concatenate(slots)
         self.positions = self.upload(self.host_positions)
-        self.rope: Rope | None = network.rope_of(self.positions[None], network.embed.weight.dtype)
+        self.rope = _rope(network, pool, self.host_positions, self.upload)
 
     def upload(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))

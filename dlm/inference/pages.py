@@ -43,6 +43,8 @@ class PagePool:
         self.page_size, self.num_pages = page_size, num_pages
         self.k = torch.empty(shape, device=device, dtype=dtype)
         self.v = torch.empty(shape, device=device, dtype=dtype)
+        self.rope: tuple[Tensor, Tensor] | None = None
+        """cos and sin of the positions that keys on its pages have had so far."""
         self.users = np.zeros(num_pages, np.int32)
         self.digests: dict[int, bytes] = {}
         self.pages: dict[bytes, int] = {}

@@ -133,14 +133,19 @@ static const Tile tiles[] = {0, tile1, tile2, tile3, tile4, tile5, tile6,
 #define UPPER(a, b) MIX(a, b, 2, 6, 3, 7)
 #endif
 
-/* out (W, stride) = the transpose of x (W, ld); of fewer rows the last one stands for those that are missing. */
-static inline void turn_square(const float *x, int64_t ld, int64_t rows, float *out, int64_t stride) {
-  vec a[W], b[W];
-  UNROLL for (int i = 0; i < W; i++) a[i] = LOAD(x + MIN(i, rows - 1) * ld);
+static inline void turn_vectors(vec a[W]) {
+  vec b[W];
   UNROLL for (int round = 0; round < ROUNDS; round++) {
     UNROLL for (int i = 0; i < W / 2; i++) b[2 * i] = LOWER(a[i], a[i + W / 2]), b[2 * i + 1] = UPPER(a[i], a[i + W / 2]);
     UNROLL for (int i = 0; i < W; i++) a[i] = b[i];
   }
+}
+
+/* out (W, stride) = the transpose of x (W, ld); of fewer rows the last one stands for those that are missing. */
+static inline void turn_square(const float *x, int64_t ld, int64_t rows, float *out, int64_t stride) {
+  vec a[W];
+  UNROLL for (int i = 0; i < W; i++) a[i] = LOAD(x + MIN(i, rows - 1) * ld);
+  turn_vectors(a);
   UNROLL for (int i = 0; i < W; i++) STORE(out + i * stride, a[i]);
 }
 
@@ -436,6 +441,34 @@ LOOK(4, 1) LOOK(4, 2)
   }
 ATTEND(1) ATTEND(2)
 
+/* here (e, wide), the lanes from `lane` on = W query rows, each times scale. */
+static void take_lanes(const float *const *rows, float scale, int64_t e, float *here, int64_t wide, int64_t lane) {
+  int64_t c = 0;
+  for (; c + W <= e; c += W) {
+    vec a[W];
+    UNROLL for (int i = 0; i < W; i++) a[i] = LOAD(rows[i] + c) * scale;
+    turn_vectors(a);
+    UNROLL for (int i = 0; i < W; i++) STORE(here + (c + i) * wide + lane, a[i]);
+  }
+  for (; c < e; c++)
+    for (int i = 0; i < W; i++) here[c * wide + lane + i] = rows[i][c] * scale;
+}
+
+/* The way back, of `count` lanes, each over its mass. */
+static void give_lanes(const float *found, int64_t wide, int64_t lane, vec mass, int64_t e, float *const *rows,
+                       int64_t count) {
+  vec over = pick(mass == 0.0f, all(0), 1.0f / mass);
+  int64_t c = 0;
+  for (; c + W <= e; c += W) {
+    vec a[W];
+    UNROLL for (int i = 0; i < W; i++) a[i] = LOAD(found + (c + i) * wide + lane) * over;
+    turn_vectors(a);
+    for (int64_t i = 0; i < count; i++) STORE(rows[i] + c, a[i]);
+  }
+  for (; c < e; c++)
+    for (int64_t i = 0; i < count; i++) rows[i][c] = found[c * wide + lane + i] * over[i];
+}
+
 #define LANES (2 * W)
 #define PIECES 8 /* of so many lanes that one task takes: keys and values are then fetched once for all of them */
 
@@ -453,21 +486,18 @@ static void attend(const float *q, int64_t stride_q, const float *k_pages, const
   int64_t least[PIECES], most[PIECES], all_most = 0, page = 0, place = 0;
   for (int64_t piece = 0; piece * LANES < own; piece++) {
     int64_t lanes = MIN(LANES, own - piece * LANES), wide = lanes > W ? LANES : W;
-    float *here = turned + piece * LANES * e;
+    const float *from[LANES];
     memset(found + piece * LANES * e, 0, wide * e * sizeof(float));
-    if (lanes < wide) memset(here, 0, wide * e * sizeof(float));
     least[piece] = INT32_MAX, most[piece] = 0;
     for (int j = 0; j < 2; j++) best[piece][j] = all(-1e30f), total[piece][j] = all(0);
     for (int64_t i = 0; i < wide; i++) {
-      until[piece][i / W][i % W] = INT32_MAX; /* a lane without a row: nobody reads it */
-      if (i >= lanes) continue;
-      int64_t at = first + piece * LANES + i, row = rows[at / group];
-      const float *from = q + places[at / group] * stride_q + at % group * e;
-      for (int64_t c = 0; c < e; c++) here[c * wide + i] = from[c] * scale;
+      int64_t at = first + piece * LANES + MIN(i, lanes - 1), row = rows[at / group];
+      from[i] = q + places[at / group] * stride_q + at % group * e;
       int32_t limit = sight > 0 ? MIN(visible, (positions[row] / sight + 1) * sight) : visible;
       until[piece][i / W][i % W] = limit;
       least[piece] = MIN(least[piece], limit), most[piece] = limit > most[piece] ? limit : most[piece];
-    }
+    } /* lanes without a row do as the last one does: nobody reads them */
+    for (int64_t i = 0; i < wide; i += W) take_lanes(from + i, scale, e, turned + piece * LANES * e, wide, i);
     if (most[piece] > all_most) all_most = most[piece];
   }
   for (int64_t from = 0; from < all_most; from += KEYS) {
@@ -487,12 +517,11 @@ static void attend(const float *q, int64_t stride_q, const float *k_pages, const
     }
     memcpy(keys, keys + KEYS, sizeof(float *) * TALL);
   }
-  for (int64_t i = 0; i < own; i++) {
-    int64_t piece = i / LANES, lane = i % LANES, wide = own - piece * LANES > W ? LANES : W, at = first + i;
-    float mass = total[piece][lane / W][lane % W], over = mass == 0 ? 0 : 1 / mass;
-    const float *from = found + piece * LANES * e + lane;
-    float *to = out + at / group * stride_out + at % group * e;
-    for (int64_t c = 0; c < e; c++) to[c] = from[c * wide] * over;
+  for (int64_t i = 0; i < own; i += W) {
+    int64_t piece = i / LANES, wide = own - piece * LANES > W ? LANES : W, count = MIN(W, own - i);
+    float *to[W];
+    for (int64_t lane = 0; lane < count; lane++) to[lane] = out + (first + i + lane) / group * stride_out + (first + i + lane) % group * e;
+    give_lanes(found + piece * LANES * e, wide, i % LANES, total[piece][i % LANES / W], e, to, count);
   }
 }
 

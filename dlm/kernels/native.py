@@ -46,6 +46,7 @@ SIGNATURES = {
     "dlm_confidence": [_P, _I, _I, ctypes.c_int, _P, _P, _P, _P, _P, _I, _I, ctypes.c_int],
 }
 RESULTS = {"dlm_panel": _I, "dlm_room": _I, "dlm_layers": _I, "dlm_checksum": ctypes.c_uint64}
+OPENMP = ", OpenMP"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's own switch: its kernels run in its interpreter, on CPU tensors."""
 _off = os.environ.get("DLM_NATIVE") == "0"
@@ -58,8 +59,10 @@ class Product(ctypes.Structure):
 
 
 def available() -> bool:
-    """Whether the kernels could be built, and are wanted."""
-    return not _off and library()[0] is not None
+    """Whether the kernels could be built, and are wanted: where they know one thread only, they do not do for more."""
+    if _off or library()[0] is None:
+        return False
+    return OPENMP in library()[1] or torch.get_num_threads() == 1
 
 
 def on_native(x: Tensor) -> bool:
@@ -97,7 +100,7 @@ def library() -> tuple[ctypes.CDLL | None, str]:
             continue
         for name, types in SIGNATURES.items():
             getattr(found, name).argtypes, getattr(found, name).restype = types, RESULTS.get(name)
-        return found, f"{compiler}, {capability}{', OpenMP' if '-fopenmp' in flags else ', one thread'}"
+        return found, f"{compiler}, {capability}{OPENMP if '-fopenmp' in flags else ', one thread'}"
     return None, why
 
 
