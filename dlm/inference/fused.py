@@ -97,6 +97,8 @@ class Fused:
         self.shape: Any = None
         self.layers: Any = None
         self.output: Product | None = None
+        self.kept: list[Tensor] = []
+        """What these point to, even if another engine has the copies made anew."""
         self.room = torch.empty(0)
         self.first: tuple[Tensor, Tensor] | None = None
         """The first layer's projections, of tokens that were met: they depend on the token alone."""
@@ -111,9 +113,10 @@ class Fused:
 
         `anew` looks at every module, too.
         """
-        if not native.available():
+        if type(self.network) is not Transformer or (self.other and not anew):
             return False
-        if self.other and not anew:
+        table = self.network.embed.weight
+        if not table.is_cpu or table.dtype != torch.float32 or not native.available():
             return False
         same = self.weights and self.addresses == [w.data_ptr() for w in self.weights]
         same = same and self.versions == [w._version for w in self.weights]
@@ -186,6 +189,7 @@ class Fused:
         self.output = _product(head, None, copies)
         if copies is not None:
             copies.forget_others()
+            self.kept = [copy for _, copy in copies.copies.values()]
         width = sum(linear.weight.shape[0] for linear in linears[:3])
         table = network.embed.weight.shape[0], width
         self.first = self.last = None
@@ -203,7 +207,7 @@ def _plain(
 
     None where C does not do as a module does.
     """
-    if type(network) is not Transformer or network.group is not None:
+    if network.group is not None:
         return None
     linears: list[Any] = []
     norms: list[Any] = []

@@ -158,6 +158,17 @@ def test_copies_are_made_once_for_a_network_and_forgotten_with_it(monkeypatch):
     assert len(made) == first + 1
 
 
+def test_an_engine_keeps_the_copies_it_points_to():
+    lm = tiny_lm(1)
+    fused = Fused(lm.network)
+    with torch.inference_mode():
+        assert fused.usable()
+    before = [copy.data_ptr() for copy in fused.kept]
+    lm.network.layers[0].mlp.down_proj.weight.data.mul_(2)
+    written(lm)  # another engine, which has that copy made anew
+    assert [copy.data_ptr() for copy in fused.kept] == before
+
+
 def test_where_memory_is_short_nothing_is_copied_and_nothing_changes(monkeypatch):
     lm = tiny_lm(1)
     expected = written(lm)
