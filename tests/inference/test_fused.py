@@ -14,7 +14,7 @@ from dlm.kernels import native
 from .requests import FAMILIES, RULE, drive, prompts, tokens
 from .tiny import tiny_lm
 
-pytestmark = pytest.mark.skipif(native.library()[0] is None, reason=native.library()[1])
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.library()[1])
 
 NETWORKS: dict[str, dict] = {
     **FAMILIES,

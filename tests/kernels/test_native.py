@@ -214,6 +214,7 @@ def test_narrower_vectors_give_the_same_numbers(tmp_path, monkeypatch):
 
 
 def test_one_thread_only_is_not_for_many(monkeypatch):
+    monkeypatch.setattr(native, "_off", False)
     monkeypatch.setattr(native, "library", lambda: (object(), "cc, DEFAULT, one thread"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert not native.available()
