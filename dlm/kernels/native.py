@@ -6,6 +6,7 @@ Where there is no C compiler, or DLM_NATIVE=0, the twins compute. Knows nothing 
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -85,9 +86,10 @@ def twins_only() -> Iterator[None]:
 @cache
 def library() -> tuple[ctypes.CDLL | None, str]:
     """The compiled kernels, and how they were compiled; or None, and why not."""
-    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC", "")) or list(filter(shutil.which, ("cc", "gcc", "clang")))[:1]
+    if not compiler:
         return None, "no C compiler was found: install gcc or clang, or name one in CC"
+    told_as = " ".join(compiler)
     capability = torch.backends.cpu.get_cpu_capability()
     common = ["-std=gnu11", "-O3", "-fPIC", "-shared", *FLAGS.get(capability, [])]
     why = ""
@@ -96,24 +98,24 @@ def library() -> tuple[ctypes.CDLL | None, str]:
             found = ctypes.CDLL(str(_built(compiler, flags)))
         except (OSError, subprocess.SubprocessError) as error:
             told = getattr(error, "stderr", None)
-            why = f"{compiler} {' '.join(flags)}: {told.decode(errors='replace').strip() if told else error}"
+            why = f"{told_as} {' '.join(flags)}: {told.decode(errors='replace').strip() if told else error}"
             continue
         for name, types in SIGNATURES.items():
             getattr(found, name).argtypes, getattr(found, name).restype = types, RESULTS.get(name)
-        return found, f"{compiler}, {capability}{OPENMP if '-fopenmp' in flags else ', one thread'}"
+        return found, f"{told_as}, {capability}{OPENMP if '-fopenmp' in flags else ', one thread'}"
     return None, why
 
 
-def _built(compiler: str, flags: list[str]) -> Path:
+def _built(compiler: list[str], flags: list[str]) -> Path:
     """The shared library of this source, compiler and flags; made if it is not there yet."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    key = hashlib.sha256(SOURCE.read_bytes() + version + " ".join([compiler, *flags]).encode()).hexdigest()[:16]
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
+    key = hashlib.sha256(SOURCE.read_bytes() + version + " ".join([*compiler, *flags]).encode()).hexdigest()[:16]
     folder = _folder()
     path = folder / f"native-{key}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as room:
             made = Path(room) / path.name
-            subprocess.run([compiler, *flags, str(SOURCE), "-o", str(made), "-lm"], capture_output=True, check=True)
+            subprocess.run([*compiler, *flags, str(SOURCE), "-o", str(made), "-lm"], capture_output=True, check=True)
             made.replace(path)
     return path
 
