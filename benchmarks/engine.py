@@ -28,9 +28,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import bare
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import dlm
 from dlm.kernels import native
@@ -149,10 +149,11 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
         fixed = {"cache": cache, "deterministic": True, **numbers, **rule}
         jobs[f"deterministic {cache}"] = lambda fixed=fixed: _ours(dlm.generate(lm, [prompt], **fixed))
         jobs[f"modules {cache}"] = lambda cache=cache: _in_modules(plain, prompt, cache=cache, **numbers, **rule)
-    jobs["floor"] = lambda: _products(lm, options.block, FLOOR_FORWARDS)
-    jobs["attention"] = lambda: _attention(lm, options.block, len(prompt) + options.gen, FLOOR_FORWARDS)
+    jobs["floor"] = lambda: bare.products(lm, options.block, FLOOR_FORWARDS)
+    jobs["attention"] = lambda: bare.attention(lm, options.block, len(prompt) + options.gen, FLOOR_FORWARDS)
     if "dual" in options.caches and options.threshold is None:
-        jobs["bare dual"] = lambda: _bare(lm, len(prompt) + options.gen, options)
+        blocks = options.gen // options.block
+        jobs["bare dual"] = lambda: _bare(lm, len(prompt) + options.gen, options.block, blocks, options.steps)
     clocks, facts = _rounds(jobs, options)
     times = clocks[_clock(options)]
     least = {name: 1e3 * min(times.pop(name)) / FLOOR_FORWARDS for name in ("floor", "attention")}
@@ -188,12 +189,12 @@ def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     later = options.steps // blocks - 1  # forwards of a block after the one over everything
     lengths = [len(prompt) + options.gen for prompt in prompts]
 
-    multiply = _by_ours() if native.available() else F.linear
+    multiply = bare.by_ours() if native.available() else F.linear
 
     def products(wholes: list[int], rows: int, times: int) -> None:
         for whole in wholes:
-            _products(lm, whole, 1, asked=rows, multiply=multiply)
-        _products(lm, rows, later * times, multiply=multiply)
+            bare.products(lm, whole, 1, asked=rows, multiply=multiply)
+        bare.products(lm, rows, later * times, multiply=multiply)
 
     jobs: dict[str, Job] = {
         "together": lambda: _ours(dlm.generate(lm, prompts, **numbers)),
@@ -324,87 +325,14 @@ def _clock(options: argparse.Namespace) -> str:
     return "cpu" if options.device == "cpu" and options.threads == 1 else "wall"
 
 
+def _bare(lm: LM, context: int, block: int, blocks: int, steps: int) -> tuple[list[int], int]:
+    bare.dual(lm, context, block, blocks, steps)
+    return [], steps
+
+
 def _in_modules(lm: LM, prompt: list[int], **settings: Any) -> tuple[list[int], int]:
     with native.twins_only():
         return _ours(dlm.generate(lm, [prompt], **settings))
-
-
-def _by_ours() -> Callable[[Tensor, Tensor], Tensor]:
-    """The C kernels' matrix product, with copies of the weights as it reads them fastest."""
-    told: dict[int, tuple[native.Product, Tensor]] = {}
-
-    def multiply(x: Tensor, weight: Tensor) -> Tensor:
-        if weight.data_ptr() not in told:
-            rows = weight.detach().contiguous()
-            panels = native.panels(rows)
-            product = native.Product(rows.data_ptr(), panels.data_ptr(), None, *rows.shape, rows.stride(0))
-            told[weight.data_ptr()] = product, panels
-        return native.linear(told[weight.data_ptr()][0], x)
-
-    return multiply
-
-
-LAID_OUT: dict[int, Tensor] = {}
-
-
-def _as_torch_likes(weight: Tensor) -> Tensor:
-    """On a CPU input-major; made once."""
-    if weight.is_cuda:
-        return weight
-    if weight.data_ptr() not in LAID_OUT:
-        LAID_OUT[weight.data_ptr()] = weight.detach().t().contiguous().t()
-    return LAID_OUT[weight.data_ptr()]
-
-
-def _products(
-    lm: LM, rows: int, forwards: int, asked: int | None = None, multiply: Callable[[Tensor, Tensor], Tensor] = F.linear
-) -> None:
-    """Nothing but the matrix products of forwards of so many rows.
-
-    Half the `asked` ones are masks, as over a block: the last layer's products after its attention, and the logits, are
-    of these alone.
-    """
-    masks = max(1, (asked or rows) // 2)
-    products: list[tuple[torch.Tensor, int]] = []
-    for number, layer in enumerate(lm.network.layers, start=1):
-        attn, mlp = layer.attn, layer.mlp
-        packed = (
-            [attn.packed] if attn.packed is not None else [attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight]
-        )
-        after = [attn.o_proj.weight, mlp.down_proj.weight]
-        after += [mlp.packed] if mlp.packed is not None else [mlp.gate_proj.weight, mlp.up_proj.weight]
-        products += [(weight, rows) for weight in packed]
-        products += [(weight, masks if number == len(lm.network.layers) else rows) for weight in after]
-    head = lm.network.lm_head
-    products.append((lm.network.embed.weight if head is None else head.weight, masks))
-    inputs = {(n, weight.shape[1]): weight.new_ones(n, weight.shape[1]) for weight, n in products}
-    if multiply is F.linear:
-        products = [(_as_torch_likes(weight), n) for weight, n in products]
-    with torch.inference_mode():
-        for _ in range(forwards):
-            for weight, n in products:
-                multiply(inputs[n, weight.shape[1]], weight)
-
-
-def _bare(lm: LM, context: int, options: argparse.Namespace) -> tuple[list[int], int]:
-    """The products and the attention of all forwards with a dual cache: a full one a block, then the block's rows."""
-    blocks = options.gen // options.block
-    for _ in range(blocks):
-        _products(lm, context, 1, asked=options.block)
-        _attention(lm, context, context, 1)
-        _products(lm, options.block, options.steps // blocks - 1)
-        _attention(lm, options.block, context, options.steps // blocks - 1)
-    return [], options.steps
-
-
-def _attention(lm: LM, rows: int, context: int, forwards: int) -> None:
-    """Nothing but the attention of forwards of so many rows over the context: torch's own kernel on whole tensors."""
-    c = lm.config
-    query = torch.ones(1, c.num_attention_heads, rows, c.head_dim, device=lm.device, dtype=lm.dtype)
-    key = torch.ones(1, c.num_key_value_heads, context, c.head_dim, device=lm.device, dtype=lm.dtype)
-    with torch.inference_mode():
-        for _ in range(forwards * c.num_hidden_layers):
-            F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
 
 
 def _bandwidth(options: argparse.Namespace) -> float:

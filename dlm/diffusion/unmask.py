@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dlm.kernels import native
-from dlm.kernels.native import on_native
+from dlm.kernels.dispatch import on_native
 
 SHORT = 256
 """Places among which comparing all with all is faster than sorting."""

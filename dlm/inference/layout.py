@@ -1,6 +1,5 @@
 """The packed tensors of one forward: where each row stands, which slot it is written to, which keys it sees."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,19 +16,15 @@ from dlm.models.attention import Rope
 from dlm.models.transformer import Transformer
 
 
-def _rope(
-    network: Transformer, pool: PagePool, positions: np.ndarray, upload: Callable[[np.ndarray], Tensor]
-) -> Rope | None:
+def _rope(network: Transformer, pool: PagePool, positions: Int[Tensor, " n"], furthest: int) -> Rope | None:
     """cos and sin of these positions, (1, n, 1, r) each: rows of a table over all positions, made once a pool."""
     if network.rope is None:
         return None
-    needed = int(positions.max()) + 1
-    if pool.rope is None or pool.rope[0].shape[1] < needed:
-        all_positions = torch.arange(max(needed, 512) * 3 // 2, device=pool.k.device)
+    if pool.rope is None or pool.rope[0].shape[1] <= furthest:
+        all_positions = torch.arange(max(furthest + 1, 512) * 3 // 2, device=pool.k.device)
         pool.rope = network.rope_of(all_positions[None], network.embed.weight.dtype)
     assert pool.rope is not None
-    rows = upload(positions)
-    return pool.rope[0].index_select(1, rows), pool.rope[1].index_select(1, rows)
+    return pool.rope[0].index_select(1, positions), pool.rope[1].index_select(1, positions)
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ class Layout:
         self.rows = row
         self.host_positions, self.host_slots = np.concatenate(positions), np.concatenate(slots)
         self.positions = self.upload(self.host_positions)
-        self.rope = _rope(network, pool, self.host_positions, self.upload)
+        self.rope = _rope(network, pool, self.positions, int(self.host_positions.max()))
 
     def upload(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))

@@ -1,4 +1,4 @@
-"""Kernels: Triton on a GPU, and beside each its plain-PyTorch twin, which defines it and runs everywhere else."""
+"""Kernels: Triton on a GPU, C on a CPU, and beside each its plain-PyTorch twin, which defines it and runs everywhere else."""
 
 import lazy_loader
 

@@ -1,5 +1,6 @@
 """The public kernels: Triton on a GPU, C for fp32 on a CPU, the twin for all else. Knows nothing of how they compute."""
 
+import os
 from functools import cache
 from importlib.util import find_spec
 
@@ -8,9 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlm.kernels import native, reference
-from dlm.kernels.native import INTERPRETED, on_native
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's own switch: its kernels run in its interpreter, on CPU tensors."""
 
 
 @cache
@@ -21,6 +24,12 @@ def _installed() -> bool:
 def on_triton(x: Tensor) -> bool:
     """Whether x's device runs the Triton kernels. (They launch on the current device: hence `device_of` below.)"""
     return (x.is_cuda or INTERPRETED) and _installed()
+
+
+def on_native(x: Tensor) -> bool:
+    """Whether x is for the C kernels: fp32 on a CPU, no gradient asked for, of torch's own kind, whose memory is there."""
+    plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.is_cpu
+    return plain and not torch.is_grad_enabled() and native.available() and not INTERPRETED
 
 
 def paged_attention(

@@ -48,8 +48,6 @@ SIGNATURES = {
 }
 RESULTS = {"dlm_panel": _I, "dlm_room": _I, "dlm_layers": _I, "dlm_checksum": ctypes.c_uint64}
 OPENMP = ", OpenMP"
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton's own switch: its kernels run in its interpreter, on CPU tensors."""
 _off = os.environ.get("DLM_NATIVE") == "0"
 
 
@@ -64,12 +62,6 @@ def available() -> bool:
     if _off or library()[0] is None:
         return False
     return OPENMP in library()[1] or torch.get_num_threads() == 1
-
-
-def on_native(x: Tensor) -> bool:
-    """Whether x is computed here: fp32 on a CPU, no gradient asked for, and of torch's own kind, whose memory is there."""
-    plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.is_cpu
-    return plain and not torch.is_grad_enabled() and available() and not INTERPRETED
 
 
 @contextmanager

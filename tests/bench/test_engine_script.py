@@ -13,6 +13,7 @@ def script(monkeypatch):
     file = Path(__file__).parents[2] / "benchmarks" / "engine.py"
     spec = importlib.util.spec_from_file_location("benchmark_engine", file)
     assert spec is not None and spec.loader is not None
+    monkeypatch.syspath_prepend(file.parent)  # as when it is run
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     tiny = {"hidden_size": 8, "num_hidden_layers": 1, "heads": 2, "intermediate_size": 8, "vocab_size": 32}

@@ -87,31 +87,39 @@ def written(lm: dlm.LM) -> list[int]:
     return dlm.generate(lm, [[5, 6, 7]], gen_length=16, block_length=8, steps=16, cache="dual")[0].tokens
 
 
-@pytest.mark.parametrize("how", ["in place", "through data", "another parameter", "another module", "a hook"])
+def change(mlp: nn.Module, how: str) -> None:
+    new = torch.randn(mlp.down_proj.weight.shape, generator=torch.Generator().manual_seed(5))
+    if how == "in place":
+        with torch.no_grad():
+            mlp.down_proj.weight.copy_(new)
+    elif how == "through data":
+        mlp.down_proj.weight.data.copy_(new)
+    elif how == "another place":
+        mlp.down_proj.weight.data = new
+    elif how == "another parameter":
+        mlp.down_proj.weight = nn.Parameter(new)
+    elif how == "another module":
+        mlp.down_proj = nn.Sequential(mlp.down_proj, nn.SiLU())
+    else:
+        mlp.down_proj.register_forward_hook(lambda module, args, out: out * 3)
+
+
+WAYS = ["in place", "another place", "another parameter", "another module", "a hook"]
+
+
+@pytest.mark.parametrize("how", [*WAYS, "through data"])
 def test_weights_may_change_between_calls(how):
     lm, twin = tiny_lm(1), tiny_lm(1)
     before = written(lm)
     for changed in (lm, twin):
-        mlp = changed.network.layers[0].mlp
-        new = torch.randn(mlp.down_proj.weight.shape, generator=torch.Generator().manual_seed(5))
-        if how == "in place":
-            with torch.no_grad():
-                mlp.down_proj.weight.copy_(new)
-        elif how == "through data":
-            mlp.down_proj.weight.data.copy_(new)
-        elif how == "another parameter":
-            mlp.down_proj.weight = nn.Parameter(new)
-        elif how == "another module":
-            mlp.down_proj = nn.Sequential(mlp.down_proj, nn.SiLU())
-        else:
-            mlp.down_proj.register_forward_hook(lambda module, args, out: out * 3)
+        change(changed.network.layers[0].mlp, how)
     with native.twins_only():
         expected = written(twin)
     assert expected != before
     assert written(lm) == expected
 
 
-@pytest.mark.parametrize("how", ["in place", "another place", "another parameter", "another module", "a hook"])
+@pytest.mark.parametrize("how", WAYS)
 def test_weights_may_change_while_a_request_is_under_way(how):
     """At a block's start at the latest."""
 
@@ -121,19 +129,7 @@ def test_weights_may_change_while_a_request_is_under_way(how):
         engine.add_request([5, 6, 7], gen_length=32, block_length=8, steps=32)
         for step in range(32):
             if step == 8:
-                mlp = lm.network.layers[1].mlp
-                new = torch.randn(mlp.down_proj.weight.shape, generator=torch.Generator().manual_seed(5))
-                if how == "in place":
-                    with torch.no_grad():
-                        mlp.down_proj.weight.copy_(new)
-                elif how == "another place":
-                    mlp.down_proj.weight.data = new
-                elif how == "another parameter":
-                    mlp.down_proj.weight = nn.Parameter(new)
-                elif how == "another module":
-                    mlp.down_proj = nn.Sequential(mlp.down_proj, nn.SiLU())
-                else:
-                    mlp.down_proj.register_forward_hook(lambda module, args, out: out * 3)
+                change(lm.network.layers[1].mlp, how)
             events = engine.step()
         assert events[-1].result is not None
         return events[-1].result.tokens

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from dlm.diffusion.unmask import LowConfidence
 from dlm.kernels import Spans, native, reference
+from dlm.kernels.dispatch import on_native
 from tests.kernels import draw, oracle
 
 pytestmark = pytest.mark.skipif(native.library()[0] is None, reason=native.library()[1])
@@ -193,6 +195,17 @@ def test_equals_go_to_the_lowest_id():
     assert torch.equal(found.first, found.second)
 
 
+@pytest.mark.parametrize("length", [1, 2, 31, 64])
+def test_the_first_of_each_row_are_those_that_sorting_finds(length):
+    score = torch.randint(0, 9, (40, length)).float()  # with ties
+    masked, count = torch.rand(40, length) < 0.6, torch.randint(0, length + 2, (40,))
+    score[~masked] = float("nan")  # anything may stand there
+    with native.twins_only():
+        expected = LowConfidence()(score, masked, count)
+    assert torch.equal(native.first(score, masked, count), expected)
+    assert torch.equal(LowConfidence()(score, masked, count), expected)
+
+
 def test_narrower_vectors_give_the_same_numbers(tmp_path, monkeypatch):
     """What other CPUs would run; whether there is a compiler and where it keeps its work are settled as at first use."""
     case = draw.attention(2, longest=200, most_queries=20)
@@ -230,6 +243,6 @@ def test_without_a_compiler_it_says_why(compiler, told, tmp_path, monkeypatch):
     try:
         found, why = native.library()
         assert found is None and told in why
-        assert not native.on_native(torch.zeros(1))
+        assert not on_native(torch.zeros(1))
     finally:
         native.library.cache_clear()
