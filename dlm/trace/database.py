@@ -174,6 +174,8 @@ class Database:
         """What several statements give that see one state of the store."""
 
         def at_one_moment() -> T:
+            if self.sql.in_transaction:
+                return work()
             self.sql.execute("BEGIN")
             try:
                 return work()
