@@ -44,11 +44,16 @@ def fields(cls: type[BaseModel], prefix: str = "", instance: BaseModel | None = 
 
     Defaults are those of `instance` where the section above gives one.
     """
+    defaults: dict[str, Any] = {}
     for name, info in cls.model_fields.items():
         key = f"{prefix}.{name}" if prefix else name
-        default = ... if info.is_required() else info.get_default(call_default_factory=True)
         if instance is not None:
             default = getattr(instance, name)
+        elif info.is_required():
+            default = ...
+        else:
+            default = info.get_default(call_default_factory=True, validated_data=defaults)
+        defaults[name] = default
         inner = sections(info.annotation)
         if not inner:
             yield Field(key=key, annotation=info.annotation, default=default, description=info.description or "")

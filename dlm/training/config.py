@@ -79,7 +79,11 @@ class TrainSection(Section):
     decay_steps: int = Field(
         default=0, ge=0, description="schedule = wsd: length of the final decay; such a run can be extended"
     )
-    warmup_steps: int = Field(default=50, ge=0, description="linear warm-up from 0")
+    warmup_steps: int = Field(
+        default_factory=lambda given: min(50, given["steps"] // 10),
+        ge=0,
+        description="linear warm-up from 0; unless given: 50, or a tenth of the steps where that is less",
+    )
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="final learning rate over the peak")
     clip: float = Field(default=1.0, ge=0, description="maximum gradient norm; 0: no clipping")
     ema: float = Field(
@@ -168,7 +172,9 @@ class TrainConfig(Section):
                 "the last block of every sequence would be cut"
             )
         if t.warmup_steps > t.steps:
-            raise ValueError(f"train.warmup_steps = {t.warmup_steps} exceeds train.steps = {t.steps}")
+            raise ValueError(
+                f"train.warmup_steps = {t.warmup_steps} exceeds train.steps = {t.steps}: lower it, or leave it out"
+            )
         if (t.schedule == "wsd") != (t.decay_steps > 0):
             raise ValueError(
                 f"train.schedule = {t.schedule!r} and train.decay_steps = {t.decay_steps}: wsd, and only wsd, decays so"
