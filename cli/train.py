@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dlm.errors import UserError
 from dlm.training.config import TrainConfig
 
-from .options import Command, Flag, Options
+from .options import Command, Flag, Options, model_flag
 
 COMMAND = Command(
     name="dlm-train",
     summary="Train a diffusion language model on the data a config names. Stopped or killed, it resumes where it was.",
     config=TrainConfig,
     flags=(
+        model_flag("train.init_from", "Start from this model's weights"),
         Flag(
             name="--prepare",
             metavar="FOLDER",

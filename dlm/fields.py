@@ -137,7 +137,8 @@ def parse(text: str, annotation: Any) -> Any:
         value = tomli.loads(f"value = {text}")["value"]
     except tomli.TOMLDecodeError:
         return text
-    if annotation is None or isinstance(value, str) or str not in members(annotation):
+    takes_text = str in members(annotation) or holds_strings(annotation)
+    if annotation is None or isinstance(value, str) or not takes_text:
         return value
     try:
         TypeAdapter(annotation).validate_python(prepare(value, annotation), strict=True)
@@ -147,10 +148,15 @@ def parse(text: str, annotation: Any) -> Any:
 
 
 def prepare(value: Any, annotation: Any) -> Any:
-    """What TOML cannot spell, made by type: tuples from lists, paths and enums from strings, None from "none"."""
+    """What TOML cannot spell, made by type: tuples from lists, paths and enums from strings, None from "none".
+
+    A string where only a list of strings can stand is a list of this one.
+    """
     alternatives = members(annotation)
     if value == NOTHING and types.NoneType in alternatives:
         return None
+    if isinstance(value, str) and holds_strings(annotation):
+        value = [value]
     for member in alternatives:
         kind = get_origin(member) or member
         if not isinstance(kind, type):
@@ -166,6 +172,20 @@ def prepare(value: Any, annotation: Any) -> Any:
         elif isinstance(value, str) and issubclass(kind, Enum):
             return next((option for option in kind if option.value == value), value)
     return value
+
+
+def holds_strings(annotation: Any) -> bool:
+    """Whether a value of this type is a list of strings, and nothing else."""
+    kinds = [member for member in members(annotation) if member is not types.NoneType]
+    return len(kinds) == 1 and get_origin(kinds[0]) in (list, tuple) and _is_text(_items(kinds[0]))
+
+
+def _is_text(annotation: Any) -> bool:
+    """Whether every value of this type is a string."""
+    return all(
+        member is str or (get_origin(member) is Literal and all(isinstance(v, str) for v in get_args(member)))
+        for member in members(annotation)
+    )
 
 
 def _prepare_field(cls: type[BaseModel], name: str, value: Any) -> Any:
