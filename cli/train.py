@@ -55,11 +55,16 @@ def _work(config: TrainConfig, options: Options) -> None:
 def _prepare(config: TrainConfig, folder: str) -> None:
     from dlm.data.shards import prepare
     from dlm.data.tokenizer import load_tokenizer
+    from dlm.models.finding import find_tokenizer
 
-    if config.train.tokenizer is None:
-        raise UserError("--prepare needs train.tokenizer: the folder of the tokenizer (make one with dlm-tokenizer)")
-    tokenizer = load_tokenizer(config.train.tokenizer)
-    manifest = prepare(config.data, tokenizer, folder, config.train.length, config.train.seed)
+    t = config.train
+    name = config.tokenizer or t.init_from
+    if name is None:
+        raise UserError(f'--prepare writes text as tokens, and data.source = "{config.data.source}" holds no text')
+    tokenizer = load_tokenizer(find_tokenizer(name))
+    if t.init_from is not None and config.objective.masking != "causal":
+        tokenizer = tokenizer.with_mask()  # as training from an autoregressive model will see it
+    manifest = prepare(config.data, tokenizer, folder, t.length, t.seed)
     print(f"{folder}: {json.dumps(manifest['splits'])}")
 
 

@@ -17,6 +17,10 @@ from dlm.training.sections import (
 )
 
 
+DEFAULT_TOKENIZER = "pico"
+"""What a new model of text gets where nothing else is named: bytes, so any text can be written in it."""
+
+
 class GroupConfig(Section):
     """One group of parameters."""
 
@@ -63,7 +67,8 @@ class TrainSection(Section):
         default=None, description="start from these weights: bundled name, folder or hub id; none: from scratch"
     )
     tokenizer: str | None = Field(
-        default=None, description="tokenizer folder; none: init_from's, or the data's own (sudoku)"
+        default=None,
+        description="bundled name, folder or hub id; none: init_from's, the data's own (sudoku), or else that of pico",
     )
     steps: int = Field(default=1000, ge=1, description="optimiser steps")
     batch_size: int = Field(default=8, ge=1, description="sequences a step, over all processes and accumulation")
@@ -151,6 +156,13 @@ class TrainConfig(Section):
     log: LogConfig = Field(default=LogConfig(), description="logging")
     watch: WatchConfig = Field(default=WatchConfig(), description="pictures, gradient norms and samples")
     profile: ProfileConfig = Field(default=ProfileConfig(), description="profiling")
+
+    @property
+    def tokenizer(self) -> str | None:
+        """The tokenizer by name; None where the model or the data bring their own."""
+        t = self.train
+        own = t.init_from is not None or self.data.source == "sudoku"
+        return t.tokenizer if own else t.tokenizer or DEFAULT_TOKENIZER
 
     @property
     def extendable(self) -> bool:
