@@ -25,8 +25,12 @@ def build_stream(
     split: str = "train",
     seed: int = 0,
     epochs: int | None = None,
+    shorten: bool = False,
 ) -> "SampleStream":
-    """Samples of `length` tokens. Training goes round for ever and the held-out split once, unless `epochs` says otherwise."""
+    """Samples of `length` tokens. Training goes round for ever and the held-out split once, unless `epochs` says otherwise.
+
+    `shorten` makes one shorter sample of joined documents (`data.pack = "fixed"`) that are less than one sequence.
+    """
     if split not in SPLITS:
         raise UserError(f"split = {split!r}: known splits are {', '.join(SPLITS)}")
     if length < 1:
@@ -55,6 +59,8 @@ def build_stream(
         return DatasetStream(config, tokenizer, length, split, seed, epochs)
     table = build_table(config, tokenizer, split)
     what = f"{split} split of data.source = {config.source!r}"
+    if shorten and config.pack == "fixed" and 0 < len(table.ids) < length:
+        length = len(table.ids)
     return TableStream(
         table, length, config.pack, end_of_text(tokenizer), seed, epochs, turn=split == "train", what=what
     )

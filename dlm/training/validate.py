@@ -38,8 +38,11 @@ class HeldOut:
     def of(
         cls, data: DataConfig, tokenizer: Tokenizer | None, length: int, sequences: int, batch_size: int, seed: int
     ) -> "HeldOut | None":
-        """The first `sequences` of the held-out split of `data`, or all of it where it has fewer; None where it is empty."""
-        stream = build_stream(data, tokenizer, length, "heldout", seed)
+        """The first `sequences` of the held-out split of `data`, or all of it where it has fewer; None where it is empty.
+
+        A split with less text than one sequence is one shorter sequence.
+        """
+        stream = build_stream(data, tokenizer, length, "heldout", seed, shorten=True)
         sizes = None if tokenizer is None or data.source == "sudoku" else torch.as_tensor(tokenizer.token_bytes)
         found = cls(stream, sequences, batch_size, sizes)
         return found if found.batches else None
