@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 
 from dlm.errors import UserError
@@ -45,11 +47,15 @@ def _work(config: TrainConfig, options: Options) -> None:
     else:
         import dlm
 
+        speaks = os.environ.get("RANK", "0") == "0"
+        if speaks and config.log.progress and config.tokenizer != config.train.tokenizer:
+            print(f"train.tokenizer is not set: taking that of {config.tokenizer}", file=sys.stderr, flush=True)
         result = dlm.train(config)
-        if result.stopped_by is None and os.environ.get("RANK", "0") == "0":
-            print(
-                f"{result.folder}: the model after {result.steps} steps; load it with dlm.load({str(result.folder)!r})"
-            )
+        if speaks and result.stopped_by is None:
+            folder = str(result.folder)
+            print(f"{folder}: the model after {result.steps} steps; load it with dlm.load({folder!r})")
+            if config.data.source != "sudoku":
+                print(f"try it: dlm-infer --model {shlex.quote(folder)} --prompt 'some text'", file=sys.stderr)
 
 
 def _prepare(config: TrainConfig, folder: str) -> None:
@@ -60,7 +66,7 @@ def _prepare(config: TrainConfig, folder: str) -> None:
     t = config.train
     name = config.tokenizer or t.init_from
     if name is None:
-        raise UserError(f'--prepare writes text as tokens, and data.source = "{config.data.source}" holds no text')
+        raise UserError("--prepare needs train.tokenizer: a bundled model's (pico), a folder (dlm-tokenizer makes one) or a hub id")
     tokenizer = load_tokenizer(find_tokenizer(name))
     if t.init_from is not None and config.objective.masking != "causal":
         tokenizer = tokenizer.with_mask()  # as training from an autoregressive model will see it

@@ -93,7 +93,11 @@ class DataConfig(BaseModel):
         "truncated, or padded with end-of-text.",
     )
     heldout_fraction: float = Field(
-        default=0.02, ge=0, lt=1, description="Share of documents held out of training by hash."
+        default=0.02,
+        ge=0,
+        lt=1,
+        description="Share of documents held out of training by hash, but at least one; few text files are cut into pieces "
+        "for that. 0: none.",
     )
     cache: bool = Field(
         default=True, description="Keep tokenised documents in the user's cache folder (DLM_CACHE moves it)."

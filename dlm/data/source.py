@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dlm.data.loader import SampleStream
 
 SPLITS = ("train", "heldout")
+HELD_OUT = "add data, raise data.heldout_fraction, name data.heldout_paths, or train without validation: eval.sequences = 0"
+"""What to do where nothing can be held out."""
 
 
 def build_stream(
@@ -43,16 +45,17 @@ def build_stream(
         raise UserError(
             f'data.source = "{config.source}" needs a tokenizer: name its folder, or train one with dlm-tokenizer'
         )
+    advice = {"remedy": HELD_OUT} if split == "heldout" else {}
     if config.source == "tokens":
         from dlm.data.shards import open_shards
 
         table = open_shards(config, tokenizer, length, split)
-        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split")
+        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split", **advice)
     if config.source == "traces":
         from dlm.data.traces import trace_table
 
         table = trace_table(config, tokenizer, split)
-        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split")
+        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split", **advice)
     if config.dataset is not None and config.streaming:
         from dlm.data.streaming import DatasetStream
 
@@ -62,7 +65,7 @@ def build_stream(
     if shorten and config.pack == "fixed" and 0 < len(table.ids) < length:
         length = len(table.ids)
     return TableStream(
-        table, length, config.pack, end_of_text(tokenizer), seed, epochs, turn=split == "train", what=what
+        table, length, config.pack, end_of_text(tokenizer), seed, epochs, turn=split == "train", what=what, **advice
     )
 
 

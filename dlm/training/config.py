@@ -17,8 +17,8 @@ from dlm.training.sections import (
 )
 
 
-DEFAULT_TOKENIZER = "pico"
-"""What a new model of text gets where nothing else is named: bytes, so any text can be written in it."""
+TEXT_TOKENIZER = "pico"
+"""What a new model of text files gets where no other is named; it is byte-level, so it can write any text."""
 
 
 class GroupConfig(Section):
@@ -68,7 +68,7 @@ class TrainSection(Section):
     )
     tokenizer: str | None = Field(
         default=None,
-        description="bundled name, folder or hub id; none: init_from's, the data's own (sudoku), or else that of pico",
+        description="bundled name (pico), folder or hub id; none: init_from's, the data's own (sudoku), or pico's for text files",
     )
     steps: int = Field(default=1000, ge=1, description="optimiser steps")
     batch_size: int = Field(default=8, ge=1, description="sequences a step, over all processes and accumulation")
@@ -159,10 +159,10 @@ class TrainConfig(Section):
 
     @property
     def tokenizer(self) -> str | None:
-        """The tokenizer by name; None where the model or the data bring their own."""
+        """The tokenizer by name; None where the model or the data bring their own, or none is named."""
         t = self.train
-        own = t.init_from is not None or self.data.source == "sudoku"
-        return t.tokenizer if own else t.tokenizer or DEFAULT_TOKENIZER
+        new_text = t.init_from is None and self.data.source == "text"
+        return TEXT_TOKENIZER if t.tokenizer is None and new_text else t.tokenizer
 
     @property
     def extendable(self) -> bool:

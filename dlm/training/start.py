@@ -12,7 +12,7 @@ from dlm.models.finding import find_tokenizer
 from dlm.models.lm import LM
 from dlm.models.loading import load
 from dlm.models.transformer import Transformer
-from dlm.training.config import TrainConfig
+from dlm.training.config import TEXT_TOKENIZER, TrainConfig
 
 
 def starting_point(config: TrainConfig) -> LM:
@@ -71,9 +71,14 @@ def _new(config: TrainConfig) -> LM:
 def _tokenizer(config: TrainConfig) -> Tokenizer:
     if config.tokenizer is not None:
         return load_tokenizer(find_tokenizer(config.tokenizer))
-    from dlm.data.sudoku import sudoku_tokenizer
+    if config.data.source == "sudoku":
+        from dlm.data.sudoku import sudoku_tokenizer
 
-    return Tokenizer(sudoku_tokenizer(), {"mask_token": "[MASK]", "eos_token": "[EOS]", "pad_token": "[EOS]"})
+        return Tokenizer(sudoku_tokenizer(), {"mask_token": "[MASK]", "eos_token": "[EOS]", "pad_token": "[EOS]"})
+    raise UserError(
+        f"train.tokenizer is not set: name a bundled model's ({TEXT_TOKENIZER}), a folder (dlm-tokenizer makes one) or a "
+        "hub id, or set train.init_from"
+    )
 
 
 def check_compiler(device: torch.device) -> None:

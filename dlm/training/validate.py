@@ -28,7 +28,7 @@ class HeldOut:
             taken += keep
             if taken >= sequences:
                 break
-        self.sequences = taken
+        self.sequences, self.length = taken, max((ids.shape[1] for ids, _ in self.batches), default=0)
         self.tokens = sum(int(answer.sum()) for _, answer in self.batches)
         self.bytes = None
         if token_bytes is not None:
