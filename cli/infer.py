@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dlm.inference.config import EngineConfig, InferConfig, JobConfig
 
 from .jobs import batches, collect, has_holes
-from .options import Command, Flag, Options
+from .options import Command, Flag, Options, model_flag
 
 if TYPE_CHECKING:
     from dlm import LM, Generation
@@ -21,6 +21,7 @@ COMMAND = Command(
     "Standard input is the prompt when it is not a terminal and no other is given.",
     config=InferConfig,
     flags=(
+        model_flag("model.name"),
         Flag(
             name="--prompt",
             metavar="TEXT",

@@ -1,5 +1,6 @@
 """Where a checkpoint is: in the package, in a folder, or on the hub. Knows nothing of what is inside."""
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -7,6 +8,8 @@ from dlm.errors import UserError
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 """What is downloaded: never pickled weights, never code."""
+TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "*.jinja", "*.model", "vocab.*", "merges.txt"]
+"""What is downloaded where the tokenizer alone is needed."""
 
 
 def bundled() -> dict[str, Path]:
@@ -15,7 +18,7 @@ def bundled() -> dict[str, Path]:
     return {p.name: p for p in sorted(root.iterdir()) if (p / "config.json").is_file()} if root.is_dir() else {}
 
 
-def find(name: str | Path, revision: str | None = None) -> Path:
+def find(name: str | Path, revision: str | None = None, files: Sequence[str] = HUB_FILES) -> Path:
     """The folder of a checkpoint; a hub id is downloaded into the hub's own cache."""
     shipped = bundled()
     if str(name) in shipped:
@@ -29,14 +32,25 @@ def find(name: str | Path, revision: str | None = None) -> Path:
     if isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") != 1:
         known = ", ".join(shipped) or "none"
         raise UserError(f"no model {text!r}: no such folder; bundled models: {known}; a hub id has the form owner/name")
-    return _download(text, revision)
+    return _download(text, revision, files)
 
 
-def _download(name: str, revision: str | None) -> Path:
+def find_tokenizer(name: str | Path) -> Path:
+    """The folder or file of a tokenizer, for `load_tokenizer`: of a bundled model, a folder, a tokenizer.json, a hub id."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    try:
+        return find(name, files=TOKENIZER_FILES)
+    except UserError as error:
+        raise UserError(f"no tokenizer {str(name)!r}: {error}; dlm-tokenizer makes a folder with one") from error
+
+
+def _download(name: str, revision: str | None, files: Sequence[str]) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
     except errors.GatedRepoError as error:
         raise UserError(f"{name} is gated: accept its terms on the hub, then `hf auth login`") from error
     except errors.RepositoryNotFoundError as error:

@@ -51,8 +51,8 @@ class TrainResult:
     folder: Path
     steps: int
     losses: list[float] = field(default_factory=list)
-    bound: tuple[float, float] | None = None  # nats a token and its standard error
-    bits_per_byte: tuple[float, float] | None = None
+    bound: tuple[float, float | None] | None = None  # nats a token and its standard error, which one draw has not
+    bits_per_byte: tuple[float, float | None] | None = None
     stopped_by: str | None = None  # the signal that ended the run early
 
 
