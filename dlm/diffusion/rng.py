@@ -39,7 +39,9 @@ def _multiply(x: Int[Tensor, "..."], constant: int) -> tuple[Tensor, Tensor]:
 def _word(value: Tensor | int) -> Tensor:
     """The low 32 bits, as int64."""
     if isinstance(value, int) and not -LIMIT <= value < LIMIT:
-        raise UserError(f"{value} is too large for a seed, a sample, a step, a position or a token: use less than 2**63")
+        raise UserError(
+            f"{value} is too large for a seed, a sample, a step, a position or a token: use less than 2**63"
+        )
     return torch.as_tensor(value, dtype=torch.int64) & WORD
 
 

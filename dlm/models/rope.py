@@ -60,9 +60,7 @@ def rope_frequencies(config: ModelConfig) -> tuple[Float[Tensor, " r"], float]:
 def _check(scaling: dict[str, Any], kind: Any) -> None:
     """A known kind, with the numbers that it needs."""
     if kind not in ("default", *NEEDED):
-        raise UserError(
-            f"rope_scaling type {reprlib.repr(kind)} is not supported; known: default, {', '.join(NEEDED)}"
-        )
+        raise UserError(f"rope_scaling type {reprlib.repr(kind)} is not supported; known: default, {', '.join(NEEDED)}")
     if kind == "default":
         return
     for key in NEEDED[kind]:

@@ -100,6 +100,16 @@ class Transformer(nn.Module):
                 back = name.endswith(("o_proj.weight", "down_proj.weight", "experts.down"))
                 torch.nn.init.normal_(parameter, std=scaled if back else std, generator=generator)
 
+    def move(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Put the weights on `device` in `dtype`, in place; buffers, such as a router's bias, stay fp32."""
+        exact = [buffer.data for buffer in self.buffers()]
+        for module in self.modules():
+            if isinstance(module, Attention | MLP):
+                module.packed = None  # of weights that are elsewhere from now on
+        self.to(device=device, dtype=dtype)
+        for buffer, values in zip(self.buffers(), exact, strict=True):
+            buffer.data = values.to(device)
+
     def hidden(
         self,
         input_ids: Int[Tensor, "*b l"],
