@@ -15,7 +15,7 @@ from dlm.inference.engine import Engine
 from dlm.inference.recording import Recording, Store
 from dlm.inference.request import Generation
 from dlm.inference.sequence import Decision, Sequence
-from dlm.models.lm import LM
+from dlm.models.lm import LM, require_lm
 from dlm.trace.record import Recorder
 from dlm.trace.trace import ACCEPT, GIVEN, MASK, REJECT, REPLACE, SET, Trace
 
@@ -174,6 +174,7 @@ def _run(
     keep: tuple[str, ...] = (),
 ) -> tuple[Trace, dict[str, Any]]:
     """The request once more, the first `upto` steps as recorded; its trace, and what is told of this environment."""
+    require_lm(lm, "replay")
     decoding = _decoding(lm, trace, name or trace.request_id, settings or {})
     store = _Once(keep or tuple(_kept(trace)), 4 if trace.topk_tokens is None else trace.topk_tokens.shape[1])
     engine = Engine(lm, **_engine(trace, decoding), trace=cast(Store, store))

@@ -73,8 +73,10 @@ def measure_bound(
     seed: int = 0,
 ) -> BoundResult:
     """The bound over `sequences` of the held-out split of `data`, or over all of it where it has fewer."""
+    from dlm.models.lm import require_lm
     from dlm.training.validate import HeldOut
 
+    require_lm(lm, "measure_bound()")
     for name, value in (("sequences", sequences), ("draws", draws)):
         if value < 1:
             raise UserError(f"{name} = {value} must be at least 1")

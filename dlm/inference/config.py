@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dlm.models.config import MOST_BLOCK
 from dlm.trace.config import TraceConfig
 
 Rule = Literal[
@@ -56,6 +57,7 @@ class SamplerConfig(BaseModel):
     block_length: int | None = Field(
         default=None,
         ge=1,
+        le=MOST_BLOCK,
         description="Tokens denoised together, block after block; none: the family's own, or 32; all holes at once.",
     )
     steps: int | None = Field(
@@ -99,7 +101,7 @@ class SamplerConfig(BaseModel):
     block_add: float = Field(
         default=0.1, ge=0, le=1, description="Strategy multi_block: filled share of the last block that adds one more."
     )
-    seed: int = Field(default=0, ge=0, description="Same seed, same text, whatever else is in the batch.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Same seed, same text, whatever else is in the batch.")
     num_samples: int = Field(default=1, ge=1, description="Samples for each prompt.")
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from dlm.inference.config import SamplerConfig
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
 from dlm.inference.request import Request
-from dlm.models.lm import LM
+from dlm.models.lm import LM, require_lm
 
 
 class Options(TypedDict, total=False):
@@ -69,6 +69,7 @@ def continuations(
 
     Requests without a given id are numbered, or get random ids where they must be `unique` among all there ever were.
     """
+    require_lm(lm, where)
     gen_length, steps = given.get("gen_length", 128), given.get("steps")
     plan = Plan(config=lm.config, block_length=given.get("block_length"), steps=steps, open_ended=gen_length == "auto")
     block = plan.length_of_block(gen_length if isinstance(gen_length, int) else None)
@@ -96,6 +97,7 @@ def infillings(
     unique: bool = False,
 ) -> list[Decoding]:
     """Each prompt, `num_samples` times, to have its holes filled."""
+    require_lm(lm, where)
     if "gen_length" in given:
         raise UserError(f'{where}: unknown key "gen_length": a hole\'s length stands in the prompt, as in [MASK:12]')
     rule, settings = _settings(where, {**given, "gen_length": "auto"})

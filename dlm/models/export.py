@@ -17,7 +17,7 @@ from dlm.errors import UserError
 from dlm.models.config import ModelConfig
 from dlm.models.families import FAMILIES, config_from_hub, config_to_hub, family_of
 from dlm.models.layout import HubTensor, hub_layout
-from dlm.models.lm import LM
+from dlm.models.lm import LM, require_lm
 from dlm.models.loading import DTYPES, INDEX, WEIGHTS
 from dlm.models.quantise import is_quantised
 
@@ -38,6 +38,7 @@ def save(
     save leaves what was there. A configuration that its family cannot express is written as family `dlm`; with `family`
     the weights go under that family's own attention, as a converted Qwen3 into one that transformers runs as causal.
     """
+    require_lm(lm, "save()")
     folder = Path(folder)
     kind = lm.dtype if dtype is None else DTYPES.get(dtype)
     if kind is None:
