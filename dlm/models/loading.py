@@ -62,7 +62,9 @@ def load(
     settings = read_json(folder / "config.json")
     if not settings:
         raise UserError(f"{folder} has no config.json, so it is not a checkpoint")
-    if "auto_map" in settings and folder != Path(name).expanduser():  # the code stays where it is: on the hub
+    if (
+        isinstance(settings.get("auto_map"), dict) and folder != Path(name).expanduser()
+    ):  # the code stays where it is: on the hub
         where_code = {
             key: v if "--" in v else f"{name}--{v}" for key, v in settings["auto_map"].items() if isinstance(v, str)
         }
@@ -120,6 +122,13 @@ def pick_dtype(dtype: str | torch.dtype, settings: Mapping[str, Any], device: to
     if name not in DTYPES:
         raise UserError(f"dtype={name!r} is not known; use auto, {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def stored_dtype(folder: Path) -> str:
+    """The dtype that a checkpoint says its weights have."""
+    settings = read_json(folder / "config.json")
+    name = str(settings.get("dtype") or settings.get("torch_dtype") or "float32").removeprefix("torch.")
+    return name if name in DTYPES else "float32"
 
 
 def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> Transformer:
