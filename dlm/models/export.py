@@ -124,10 +124,10 @@ def write_settings(lm: LM, config: ModelConfig, folder: Path, dtype: torch.dtype
         settings["auto_map"] = AUTO_MAP
         write_code(folder)
     elif lm.settings and family_of(lm.settings) == config.model_type:  # the checkpoint's own code goes along
-        found = local_code(lm.settings.get("auto_map"), Path(lm.name))
-        settings |= {"auto_map": {**settings.get("auto_map", {}), **found.entries}} if found.files else {}
-        for file in found.files:
+        for file in (files := local_code(lm.settings.get("auto_map"), Path(lm.name))):
             shutil.copyfile(file, folder / file.name)
+        if files:
+            settings["auto_map"] = lm.settings["auto_map"]
     _write_json(folder / "config.json", settings)
     _write_json(folder / "generation_config.json", _generation(lm))
     if lm.tokenizer is not None:
@@ -140,9 +140,10 @@ def readers(folder: Path) -> str:
     family, where = family_of(hub), str(folder)
     if family in NATIVE:
         return f"family {family}, AutoModelForCausalLM.from_pretrained({where!r})"
-    if auto_map := hub.get("auto_map"):
-        distant = "" if hub_code(auto_map) != auto_map else ", which fetches the family's code from the hub"
-        return f"family {family}, AutoModel.from_pretrained({where!r}, trust_remote_code=True){distant}"
+    distant = hub_code(hub.get("auto_map"))
+    if distant or local_code(hub.get("auto_map"), folder):
+        fetched = ", which fetches the family's code from the hub" if distant else ""
+        return f"family {family}, AutoModel.from_pretrained({where!r}, trust_remote_code=True){fetched}"
     return f"family {family}, dlm.load({where!r}) or the family's published code; --family dlm brings code along"
 
 
@@ -186,9 +187,8 @@ def hub_settings(lm: LM, config: ModelConfig, dtype: torch.dtype) -> dict[str, A
     for key in IDS:
         if isinstance(kept.get(key), list) and hub.get(key) in kept[key]:
             hub[key] = kept[key]
-    hub.pop("auto_map", None)
-    if found := hub_code(kept.get("auto_map")):
-        hub["auto_map"] = found
+    if config.model_type == "dlm":  # whose code lies in the folder, and is not there yet
+        hub.pop("auto_map", None)
     for key in ("rope_parameters", "dtype"):  # said once: in the spelling that every version of transformers reads
         hub.pop(key, None)
     return {**hub, "torch_dtype": str(dtype).removeprefix("torch.")}

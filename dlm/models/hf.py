@@ -34,7 +34,8 @@ class HubConfig(PretrainedConfig):
 
     def __post_init__(self, **hub: Any) -> None:
         hub.pop("model_type", None)
-        hub["auto_map"] = hub_code(hub.pop("auto_map", None)) or None  # code in the folder is not saved with this class
+        if found := hub_code(hub.pop("auto_map", None)):  # code in the folder would not be saved with this class
+            hub["auto_map"] = found
         scaling = hub.pop("rope_scaling", None)
         if scaling:  # the spelling that transformers 5 keeps
             hub["rope_parameters"] = {**scaling, "rope_theta": hub.pop("rope_theta", 10_000.0)}

@@ -5,7 +5,6 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,26 +26,17 @@ def write_code(folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
 
-@dataclass(frozen=True)
-class Code:
-    """Code that lies in a checkpoint's folder: its files, and the entries of `auto_map` that name it."""
-
-    files: tuple[Path, ...] = ()
-    entries: Mapping[str, str] = field(default_factory=dict)
-
-
 def hub_code(auto_map: Any) -> dict[str, str]:
     """The entries whose code lies in a repository on the hub ("owner/name--module.Class")."""
     return {auto: where for auto, where in _entries(auto_map).items() if "--" in where}
 
 
-def local_code(auto_map: Any, folder: Path) -> Code:
-    """The entries whose code lies in `folder`, and all Python files there; nothing where one that they name is missing."""
-    entries = {auto: where for auto, where in _entries(auto_map).items() if "--" not in where}
-    modules = {where.partition(".")[0] for where in entries.values()}
-    if not entries or not all((folder / f"{module}.py").is_file() for module in modules):
-        return Code()
-    return Code(tuple(sorted(path for path in folder.glob("*.py") if path.is_file())), entries)
+def local_code(auto_map: Any, folder: Path) -> list[Path]:
+    """The Python files in `folder`, if `auto_map` names code there and all that it names is there; else none."""
+    modules = {where.partition(".")[0] for where in _entries(auto_map).values() if "--" not in where}
+    if not modules or not all((folder / f"{module}.py").is_file() for module in modules):
+        return []
+    return sorted(path for path in folder.glob("*.py") if path.is_file())
 
 
 def _entries(auto_map: Any) -> dict[str, str]:
