@@ -131,6 +131,13 @@ def pick_dtype(dtype: str | torch.dtype, settings: Mapping[str, Any], device: to
     return DTYPES[name]
 
 
+def stored_dtype(folder: Path) -> str:
+    """The dtype that a checkpoint says its weights have."""
+    settings = read_json(folder / "config.json")
+    name = str(settings.get("dtype") or settings.get("torch_dtype") or "float32").removeprefix("torch.")
+    return name if name in DTYPES else "float32"
+
+
 def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> Transformer:
     """The network with its weights: one copy in memory, converted tensor by tensor on the way in.
 

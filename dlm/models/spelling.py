@@ -4,7 +4,7 @@ import reprlib
 from typing import Any
 
 from dlm.errors import UserError
-from dlm.models.config import ModelConfig
+from dlm.models.config import ModelConfig, MoEConfig
 from dlm.models.settings import Settings
 
 Fields = dict[str, Any]
@@ -187,9 +187,14 @@ def read_llada_moe(hub: Settings) -> Fields:
     return {**fields, "intermediate_size": hub.size("dense_intermediate_size")}
 
 
+def _mixture(config: ModelConfig, family: str) -> MoEConfig:
+    if config.moe is None:
+        raise UserError(f"family = {family!r} is a mixture of experts, and this network is dense: leave family out")
+    return config.moe
+
+
 def write_llada_moe(config: ModelConfig) -> Fields:
-    moe = config.moe
-    assert moe is not None
+    moe = _mixture(config, "llada_moe")
     return {
         **_write_shape(config),
         "attention_bias": config.o_bias,
@@ -230,8 +235,7 @@ def read_llada2(hub: Settings) -> Fields:
 
 
 def write_llada2(config: ModelConfig) -> Fields:
-    moe = config.moe
-    assert moe is not None
+    moe = _mixture(config, "llada2_moe")
     rotary = config.rotary_dim or config.head_dim
     return {
         **_write_shape(config),
