@@ -20,7 +20,7 @@ from dlm.inference.layout import Layout
 from dlm.inference.memory import page_count
 from dlm.inference.pages import PagePool
 from dlm.inference.prompts import Prompt
-from dlm.inference.recording import Recorder, Recording, Store, finish, note
+from dlm.inference.recording import Listener, Recorder, Recording, Store, finish, note
 from dlm.inference.request import Generation, StepEvent
 from dlm.inference.scheduler import Scheduler, Turn
 from dlm.inference.sequence import Decision, Script, Sequence
@@ -98,7 +98,7 @@ class Engine:
         pages = page_count(lm, self.config)
         self.pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
         self.scheduler = Scheduler(self.pool, self.config, self.cache)
-        self.recording = None if trace is None else Recording(trace, lm, self.config, self.cache)
+        self.recording: Listener | None = None if trace is None else Recording(trace, lm, self.config, self.cache)
         self.recorders: dict[str, Recorder] = {}
         self.sequences: dict[str, Sequence] = {}
         self.texts: dict[str, TextStream] = {}
