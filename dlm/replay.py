@@ -131,6 +131,9 @@ class _Script:
         for event in trace.events():
             self.events.setdefault(event.step, []).append(event)
 
+    def leads(self, step: int) -> bool:
+        return step < self.upto
+
     def decision(self, seq: Sequence, proposed: Decision) -> Decision:
         if seq.step >= self.upto:
             return proposed

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dlm.models.config import MOST_BLOCK
 from dlm.trace.config import TraceConfig
@@ -101,8 +101,20 @@ class SamplerConfig(BaseModel):
     block_add: float = Field(
         default=0.1, ge=0, le=1, description="Strategy multi_block: filled share of the last block that adds one more."
     )
+    stop: str | tuple[str, ...] = Field(
+        default=(),
+        description="A string, or a list of strings, that ends a continuation; the text is cut before it. Holes ignore it.",
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Same seed, same text, whatever else is in the batch.")
     num_samples: int = Field(default=1, ge=1, description="Samples for each prompt.")
+
+    @field_validator("stop", mode="after")
+    @classmethod
+    def _several(cls, stop: str | tuple[str, ...]) -> tuple[str, ...]:
+        several = (stop,) if isinstance(stop, str) else stop
+        if "" in several:
+            raise ValueError('an empty string stands everywhere: name what ends a text, or leave "stop" out')
+        return several
 
     @model_validator(mode="after")
     def _fits_together(self) -> "SamplerConfig":
