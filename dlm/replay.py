@@ -243,7 +243,8 @@ def _run(
 
 def _decoding(lm: LM, trace: Trace, name: str, changes: dict[str, Any]) -> Decoding:
     """The request as it was asked for."""
-    asked, kind = {**settings_of(trace), **changes}, trace.context["kind"]
+    # What was recorded before there was `allow_long` may be long.
+    asked, kind = {"allow_long": True, **settings_of(trace), **changes}, trace.context["kind"]
     start = trace.state(0)
     given = trace.first_step == GIVEN
     prompt = (

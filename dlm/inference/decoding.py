@@ -9,6 +9,7 @@ from dlm import config as toml
 from dlm.diffusion.unmask import Rule, make_rule
 from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
+from dlm.inference.context import fitting
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
 from dlm.inference.request import Request
@@ -41,6 +42,7 @@ class Options(TypedDict, total=False):
     max_num_requests: int
     deterministic: bool
     cuda_graphs: bool
+    allow_long: bool
     remasking: Literal["low_confidence", "random"]
     """LLaDA's name for `rule`."""
 
@@ -80,7 +82,11 @@ def continuations(
     stop = stop_ids(lm)
     return [
         Decoding(
-            request=continuation(lm, prompt, length, name, **fields), plan=plan, rule=rule, settings=settings, stop=stop
+            request=fitting(lm, continuation(lm, prompt, length, name, **fields), plan, settings, name),
+            plan=plan,
+            rule=rule,
+            settings=settings,
+            stop=stop,
         )
         for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
     ]
@@ -102,7 +108,12 @@ def infillings(
     lm.require_mask_id()
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps)
     return [
-        Decoding(request=infilling(lm, prompt, name, **fields), plan=plan, rule=rule, settings=settings)
+        Decoding(
+            request=fitting(lm, infilling(lm, prompt, name, **fields), plan, settings, name),
+            plan=plan,
+            rule=rule,
+            settings=settings,
+        )
         for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
     ]
 
