@@ -50,7 +50,7 @@ class ModelSection(BaseModel):
 class SamplerConfig(BaseModel):
     """[sampler]: how masks become tokens. The names are those of `dlm.generate`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gen_length: int | Literal["auto"] = Field(
         default=128, description='Tokens to generate; "auto" adds blocks until end-of-text or max_gen_length.'
@@ -132,7 +132,7 @@ class SamplerConfig(BaseModel):
 class EngineConfig(BaseModel):
     """[engine]: what is kept between forwards, and how much runs at a time. Of these only `cache` can change tokens."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cache: Literal["auto", "none", "prefix", "dual", "exact"] = Field(
         default="auto",
@@ -197,7 +197,7 @@ class JobConfig(BaseModel):
 class OutputConfig(BaseModel):
     """[output]: what is shown while it runs and after."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     live: bool = Field(default=True, description="On a terminal: show tokens as they are committed.")
     delay: float = Field(
