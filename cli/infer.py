@@ -41,6 +41,11 @@ COMMAND = Command(
             help="Print one JSON object a result: prompt, text, tokens, nfe, tpf, …",
         ),
         Flag(name="--trace", sets="trace.enabled", help="Record every step: dlm-replay ID shows them again."),
+        Flag(
+            name="--allow-long",
+            sets="sampler.allow_long",
+            help="Let prompt and generation be longer than the context the model was made for.",
+        ),
         Flag(name="--chat", help="Talk with the model, turn by turn, through its chat template."),
         Flag(name="--quiet", sets="output.quiet", help="Print the text alone."),
     ),

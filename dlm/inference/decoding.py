@@ -9,6 +9,7 @@ from dlm import config as toml
 from dlm.diffusion.unmask import Rule, make_rule
 from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
+from dlm.inference.context import fitting
 from dlm.inference.messages import as_texts, is_conversation
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
     max_num_requests: int
     deterministic: bool
     cuda_graphs: bool
+    allow_long: bool
     remasking: Literal["low_confidence", "random"]
     """LLaDA's name for `rule`."""
 
@@ -85,7 +87,7 @@ def continuations(
     texts, ids = _stops(lm, settings, where)
     shared = {"plan": plan, "rule": rule, "settings": settings, "stop": stop_ids(lm) | ids, "stop_texts": texts}
     return [
-        Decoding(request=continuation(lm, prompt, length, name, **fields), **shared)
+        Decoding(request=fitting(lm, continuation(lm, prompt, length, name, **fields), plan, settings, name), **shared)
         for prompt, name, fields in _each(as_prompts(as_texts(lm, prompts)), request_ids, settings, unique)
     ]
 
@@ -113,7 +115,12 @@ def infillings(
     lm.require_mask_id()
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps)
     return [
-        Decoding(request=infilling(lm, prompt, name, **fields), plan=plan, rule=rule, settings=settings)
+        Decoding(
+            request=fitting(lm, infilling(lm, prompt, name, **fields), plan, settings, name),
+            plan=plan,
+            rule=rule,
+            settings=settings,
+        )
         for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
     ]
 

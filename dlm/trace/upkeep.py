@@ -114,7 +114,7 @@ def gc(store: TraceStore, keep: int | str | timedelta) -> int:
     store.flush()
     database = store.database
     count = int(keep) if isinstance(keep, int) or str(keep).isdigit() else None  # type: ignore[arg-type]
-    if count is None and ((age := seconds(keep)) is None or age < 0) or count is not None and count < 0:
+    if (count is None and ((age := seconds(keep)) is None or age < 0)) or (count is not None and count < 0):
         raise UserError(f"keep = {keep!r}: give a number of traces, or an age such as 30d")
     with database.transaction():
         if count is None:

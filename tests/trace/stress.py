@@ -37,7 +37,20 @@ ROOT = Path(__file__).parents[2]
 HANGS = 30.0  # seconds
 NAMES = 200
 SECRET = 16  # tokens
-OPERATIONS = ("put", "get", "gc", "redact", "recompress", "train_dict", "fsck", "export", "ls", "find", "iterate", "stats")
+OPERATIONS = (
+    "put",
+    "get",
+    "gc",
+    "redact",
+    "recompress",
+    "train_dict",
+    "fsck",
+    "export",
+    "ls",
+    "find",
+    "iterate",
+    "stats",
+)
 WEIGHTS = (8, 4, 2, 2, 2, 3, 1, 1, 1, 1, 2, 1)
 State = tuple[int, int, bool]  # seed, secret, redacted
 
@@ -208,7 +221,9 @@ class Model:
         elif order["do"] == "gc":
             order["keep"] = rng.choice((140, 130, 120, 110, 110, 40))
         elif order["do"] == "redact":
-            order["names"] = None if rng.random() < 0.3 or not self.order else rng.sample(self.order, min(4, len(self.order)))
+            order["names"] = (
+                None if rng.random() < 0.3 or not self.order else rng.sample(self.order, min(4, len(self.order)))
+            )
         elif order["do"] == "train_dict":
             order["size"] = rng.choice((1024, 4096))
         elif order["do"] == "export":
@@ -309,7 +324,9 @@ class Model:
         end, ever = self.possible(orders, answers)
         for i in (0, 1):
             self.judge(orders[i], answers[i], orders[1 - i], ever)
-        beside = " beside ".join(f"{order} -> {str(answer)[:200]}" for order, answer in zip(orders, answers, strict=True))
+        beside = " beside ".join(
+            f"{order} -> {str(answer)[:200]}" for order, answer in zip(orders, answers, strict=True)
+        )
         found: dict[str, State] = {}
         for stored in reader.database.records():
             name = stored.request_id
@@ -333,7 +350,9 @@ class Model:
         order = [row.request_id for row in reader.ls()]
         if sorted(order) != sorted(found):
             self.fault("wrong", f"ls: {beside}")
-        redaction = any(order["do"] == "redact" and "result" in answer for order, answer in zip(orders, answers, strict=True))
+        redaction = any(
+            order["do"] == "redact" and "result" in answer for order, answer in zip(orders, answers, strict=True)
+        )
         if redaction:
             plain = {secret for _, secret, gone in found.values() if not gone}
             self.banned |= {secret for _, secret, _ in self.states.values()} - plain
@@ -403,7 +422,9 @@ def main() -> int:
     for line in held.told[:20]:
         print(line)
     counts = ", ".join(f"{held.faults[kind]} {kind}" for kind in ("lost", "wrong", "undone", "hanging"))
-    print(f"{options.pairs} pairs from two processes, seed {options.seed}, {time.monotonic() - started:.0f} s: {counts}")
+    print(
+        f"{options.pairs} pairs from two processes, seed {options.seed}, {time.monotonic() - started:.0f} s: {counts}"
+    )
     return 1 if held.faults else 0
 
 
