@@ -75,9 +75,11 @@ def _work(config: BenchConfig, subcommand: str | None) -> None:
 
     from dlm.bench.report import Report, show
     from dlm.evaluation.card import machine
+    from dlm.kernels.dispatch import described
 
     from .live import console_for
 
+    _say(f"CPU: {described(threads=config.threads)}")
     report, console = Report(config, machine()), console_for(sys.stdout)
     if not console.is_terminal:  # a file is as wide as it must be; a terminal's lines are folded
         console.width = WIDTH

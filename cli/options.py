@@ -14,6 +14,8 @@ from dlm.config import COMMAND_LINE, load, nearest, to_toml
 from dlm.errors import UserError
 from dlm.fields import Field, fields, holds_strings, members
 
+from .waiting import wait_briefly
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
@@ -92,6 +94,7 @@ class Command:
         config = load(self.config, options.files, options.overrides)
         if "--print-config" in options.given:
             return print(to_toml(config).rstrip())
+        wait_briefly()
         work(config, options)
 
     def parse(self, argv: Sequence[str]) -> Options:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dlm.errors import UserError
 
 from .trace import Parser, add_common, run
+from .waiting import wait_briefly
 
 if TYPE_CHECKING:
     from dlm.trace.trace import Trace
@@ -81,6 +82,7 @@ def _main(argv: Sequence[str] | None) -> int:
         trace.check()
         if trace.pieces is None:
             trace.pieces = _pieces(trace)
+    wait_briefly()
     if options.verify:
         return _verify(path, trace, options)
     if options.fork_at is not None:

@@ -205,8 +205,10 @@ class Run:
         self.resume()
         result = TrainResult(self.out, self.step)
         with self.stop, Report(c, a, self.flops_a_token, self.step) as report, self.profile.recording(report.say):
+            on_threads = f" on {torch.get_num_threads()} CPU thread(s)" if a.device.type == "cpu" else ""
             report.say(
-                f"{self.parameters:,} parameters, GEMM ceiling {report.ceiling / 1e9:.0f} GFLOP/s, {c.train.steps} steps"
+                f"{self.parameters:,} parameters, GEMM ceiling {report.ceiling / 1e9:.0f} GFLOP/s{on_threads}, "
+                f"{c.train.steps} steps"
             )
             while self.step < c.train.steps and not self.stop.anywhere(a):
                 started = time.perf_counter()
