@@ -87,6 +87,8 @@ def twins_only() -> Iterator[None]:
 @cache
 def library() -> tuple[ctypes.CDLL | None, str]:
     """The compiled kernels, and how they were compiled; or None, and why not: what a user can mend is also logged, once."""
+    if os.name != "posix":
+        return None, f"they are not built on {os.name}"
     capability = torch.backends.cpu.get_cpu_capability()
     common = ["-std=gnu11", "-O3", "-fPIC", "-shared", *FLAGS.get(capability, [])]
     try:

@@ -51,7 +51,7 @@ class Watch:
                     ticks += (
                         sum(map(int, counts[:8])) - int(counts[3]) - int(counts[4])
                     )  # 3, 4: idle, waiting for a disk
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
 WATCH = Watch()
