@@ -28,7 +28,6 @@ import numpy as np
 
 from dlm.trace import TraceStore, from_map
 from dlm.trace.codec import digest
-from dlm.trace.numbers import GONE
 from dlm.trace.reader import TraceReader
 from dlm.trace.redact import redacted
 from dlm.trace.trace import Trace
@@ -37,7 +36,20 @@ ROOT = Path(__file__).parents[2]
 HANGS = 30.0  # seconds
 NAMES = 200
 SECRET = 16  # tokens
-OPERATIONS = ("put", "get", "gc", "redact", "recompress", "train_dict", "fsck", "export", "ls", "find", "iterate", "stats")
+OPERATIONS = (
+    "put",
+    "get",
+    "gc",
+    "redact",
+    "recompress",
+    "train_dict",
+    "fsck",
+    "export",
+    "ls",
+    "find",
+    "iterate",
+    "stats",
+)
 WEIGHTS = (8, 4, 2, 2, 2, 3, 1, 1, 1, 1, 2, 1)
 State = tuple[int, int, bool]  # seed, secret, redacted
 
@@ -208,7 +220,9 @@ class Model:
         elif order["do"] == "gc":
             order["keep"] = rng.choice((140, 130, 120, 110, 110, 40))
         elif order["do"] == "redact":
-            order["names"] = None if rng.random() < 0.3 or not self.order else rng.sample(self.order, min(4, len(self.order)))
+            order["names"] = (
+                None if rng.random() < 0.3 or not self.order else rng.sample(self.order, min(4, len(self.order)))
+            )
         elif order["do"] == "train_dict":
             order["size"] = rng.choice((1024, 4096))
         elif order["do"] == "export":
@@ -309,12 +323,14 @@ class Model:
         end, ever = self.possible(orders, answers)
         for i in (0, 1):
             self.judge(orders[i], answers[i], orders[1 - i], ever)
-        beside = " beside ".join(f"{order} -> {str(answer)[:200]}" for order, answer in zip(orders, answers, strict=True))
+        beside = " beside ".join(
+            f"{order} -> {str(answer)[:200]}" for order, answer in zip(orders, answers, strict=True)
+        )
         found: dict[str, State] = {}
-        for stored in reader.database.records():
-            name = stored.request_id
+        order = [row.request_id for row in reader.ls()]
+        for name in order:
             try:
-                seen = digest(reader.decoded(stored)).hex()
+                seen = digest(reader[name]).hex()
             except ValueError as error:
                 self.fault("lost", f"{error}: {beside}")
                 continue
@@ -330,10 +346,9 @@ class Model:
         for name, states in end.items():
             if name not in found and None not in states:
                 self.fault("lost", f"{name}: {beside}")
-        order = [row.request_id for row in reader.ls()]
-        if sorted(order) != sorted(found):
-            self.fault("wrong", f"ls: {beside}")
-        redaction = any(order["do"] == "redact" and "result" in answer for order, answer in zip(orders, answers, strict=True))
+        redaction = any(
+            order["do"] == "redact" and "result" in answer for order, answer in zip(orders, answers, strict=True)
+        )
         if redaction:
             plain = {secret for _, secret, gone in found.values() if not gone}
             self.banned |= {secret for _, secret, _ in self.states.values()} - plain
@@ -351,7 +366,7 @@ class Model:
                 if any(tokens[i : i + 8].tobytes() in content for i in (0, 4, 8)):
                     self.fault("undone", f"secret {secret} is in dictionary {number}: {beside}")
         for number, proof_ in query("SELECT context, digest FROM contexts"):
-            if proof_ != GONE and self.numbers.setdefault(("context", number), proof_) != proof_:
+            if proof_ != b"" and self.numbers.setdefault(("context", number), proof_) != proof_:
                 self.fault("wrong", f"context {number} is another: {beside}")
         if len(self.banned) > 40:
             self.banned = set(sorted(self.banned)[-20:])
@@ -403,7 +418,9 @@ def main() -> int:
     for line in held.told[:20]:
         print(line)
     counts = ", ".join(f"{held.faults[kind]} {kind}" for kind in ("lost", "wrong", "undone", "hanging"))
-    print(f"{options.pairs} pairs from two processes, seed {options.seed}, {time.monotonic() - started:.0f} s: {counts}")
+    print(
+        f"{options.pairs} pairs from two processes, seed {options.seed}, {time.monotonic() - started:.0f} s: {counts}"
+    )
     return 1 if held.faults else 0
 
 
