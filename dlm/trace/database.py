@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import zstandard
 
 from dlm.errors import UserError
 from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of
-from dlm.trace.connection import BUSY, Durability, connect
+from dlm.trace.connection import Durability
 from dlm.trace.facts import DIGEST, NO_FACTS, Facts
+from dlm.trace.session import Session, StoreError
 from dlm.trace.stored import Change, Entry, Row, Stored
 
-T = TypeVar("T")
+__all__ = ["FIRST", "LAST", "Database", "Outdated", "StoreError"]
+
 FIRST, LAST = -(2**63), 2**62  # before and after any `at`
 PAGE = 256  # records read at a time
 # A row counts where the index of ids leads to it: one that was damaged in either place is noticed.
@@ -29,43 +28,18 @@ ROW = f"SELECT id, at, context, length(record), {INDEXED} FROM traces"
 STORED = f"SELECT id, at, record, context, digest, {INDEXED} FROM traces LEFT JOIN contexts USING (context)"
 
 
-class StoreError(UserError):
-    """SQLite could not do what was asked: a full disk, a damaged file."""
-
-    def __init__(self, what: str, code: str = "") -> None:
-        advice = next((text for start, text in ADVICE.items() if code.startswith(start)), "")
-        super().__init__(what + advice)
-        self.what, self.code = what, code
-
-
 class Outdated(Exception):
     """Records were written with a dictionary that the store has no more."""
 
 
-class Database:
-    """One connection, which threads take turns with."""
+class Database(Session):
+    """A store's tables."""
 
     def __init__(self, path: Path, durability: Durability = "group", create: bool = True) -> None:
-        self.path, self.durability = path, durability
-        self.lock = threading.RLock()
+        super().__init__(path, durability, create)
         # By digest: another process may give a number to something else.
         self._facts: dict[bytes, Facts] = {}
         self._dictionaries: dict[bytes, zstandard.ZstdCompressionDict] = {}
-        with self._explained():
-            self._opened = connect(path, durability, create)
-
-    @property
-    def sql(self) -> sqlite3.Connection:
-        return self._opened.sql
-
-    @property
-    def writable(self) -> bool:
-        """Whether this process may write the file."""
-        return self._opened.writable
-
-    def close(self) -> None:
-        with self.lock:
-            self.sql.close()
 
     def insert(
         self,
@@ -120,7 +94,9 @@ class Database:
 
     def rows(self, since: int = FIRST, until: int | None = None, newest: int | None = None) -> list[Row]:
         """The traces stored in [since, until), oldest first; or the `newest` ones, newest first."""
-        order, limit = ("at", -1) if newest is None else ("at DESC", newest)
+        if newest is not None and newest < 0:
+            raise UserError(f"newest = {newest}: must be at least 0")
+        order, limit = ("at", -1) if newest is None else ("at DESC", min(newest, LAST))
         query = f"{ROW} WHERE at >= ? AND at < ? ORDER BY {order} LIMIT ?"
         found = self.query(query, since, LAST if until is None else until, limit)
         last = None
@@ -165,61 +141,6 @@ class Database:
             with self.transaction():
                 self._require(dictionary, keep=True)
         return dictionary.dict_id()
-
-    def query(self, query: str, *values: object) -> list[tuple]:
-        """All rows of one statement."""
-        return self._tried(lambda: self.sql.execute(query, values).fetchall())
-
-    def read(self, work: Callable[[], T]) -> T:
-        """What several statements give that see one state of the store."""
-
-        def at_one_moment() -> T:
-            if self.sql.in_transaction:
-                return work()
-            self.sql.execute("BEGIN")
-            try:
-                return work()
-            finally:
-                if self.sql.in_transaction:
-                    self.sql.execute("ROLLBACK")  # nothing was written
-
-        return self._tried(at_one_moment)
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Hold the writers' lock; all that is done inside is kept, or none of it. Within another it is part of that."""
-        with self._explained():
-            if self.sql.in_transaction:
-                yield
-                return
-            self.sql.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self.sql.execute("COMMIT")
-            except BaseException:
-                if self.sql.in_transaction:  # a full disk rolls back by itself
-                    self.sql.execute("ROLLBACK")
-                raise
-
-    def _tried(self, work: Callable[[], T]) -> T:
-        """The result; where the file is read as it lies and was written meanwhile, it is opened anew and read again."""
-        deadline = time.monotonic() + BUSY
-        with self._explained():
-            while not self.sql.in_transaction:
-                if not self._opened.current():
-                    old, self._opened = self._opened, connect(self.path, self.durability, create=False)
-                    old.sql.close()
-                try:
-                    result = work()
-                except sqlite3.Error:
-                    if self._opened.current():
-                        raise
-                else:
-                    if self._opened.current():
-                        return result
-                if time.monotonic() > deadline:
-                    raise StoreError(f"{self.path}: it is written without a pause, and cannot be read meanwhile")
-            return work()
 
     def _page(self, after: int) -> list[Stored]:
         query = f"{STORED} WHERE at > ? ORDER BY at LIMIT {PAGE}"
@@ -288,25 +209,3 @@ class Database:
 
     def _one(self, query: str, *values: object) -> int:
         return self.sql.execute(query, values).fetchone()[0]
-
-    def _damaged(self, what: str) -> StoreError:
-        return StoreError(f"{self.path}: {what} is damaged", "SQLITE_CORRUPT")
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """SQLite's errors as ours, with the file's name; one thread at a time."""
-        with self.lock:
-            try:
-                yield
-            except sqlite3.Error as error:
-                raise StoreError(f"{self.path}: {error}", getattr(error, "sqlite_errorname", "")) from error
-
-
-ADVICE = {
-    "SQLITE_FULL": ": make room; what was stored before can be read",
-    "SQLITE_CORRUPT": ": dlm-trace fsck says which traces are whole",
-    "SQLITE_NOTADB": ": this is no trace store",
-    "SQLITE_CANTOPEN": ": it cannot be opened; is the path right, and the folder writable?",
-    "SQLITE_READONLY": ": it cannot be written",
-    "SQLITE_BUSY": f": another process has held it for {BUSY:.0f} s",
-}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlm.errors import UserError
-from dlm.trace import upkeep
+from dlm.trace import fsck, upkeep
 from dlm.trace.connection import Durability
 from dlm.trace.database import Database
 from dlm.trace.dictionaries import SIZE, Dictionaries, given
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from dlm.trace.config import TraceConfig
+    from dlm.trace.fsck import Report
     from dlm.trace.pieces import Pieces
-    from dlm.trace.upkeep import Report
 
 STORES: weakref.WeakSet[TraceStore] = weakref.WeakSet()
 INHERITED: list[Database] = []  # of the process this one was forked from: to be neither used nor closed
@@ -191,7 +191,7 @@ class TraceStore(TraceReader):
 
     def fsck(self) -> Report:
         """Read everything, and say what is damaged."""
-        return upkeep.fsck(self)
+        return fsck.fsck(self)
 
     def redact(self, request_ids: Iterable[str] | None = None, how: Prompts = "omit") -> int:
         """Take the prompts out of these traces (all by default), for good; returns how many there were."""

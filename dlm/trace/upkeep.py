@@ -1,22 +1,21 @@
-"""Keeping a store in order: deleting, checking, redacting, dictionaries, numbers. Knows no model."""
+"""Keeping a store in order: deleting, redacting, dictionaries, counts and sizes. Knows no model."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
-from dlm.trace.codec import FRAME_HEADER, HEAD, CorruptTrace, dictionary_of
+from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of
 from dlm.trace.connection import BUSY
 from dlm.trace.database import LAST, StoreError
 from dlm.trace.dictionaries import SIZE, add_new, trained
 from dlm.trace.numbers import GONE, drop_contexts, drop_dictionaries
 from dlm.trace.redact import Prompts, redacted
 from dlm.trace.rewrite import rewrite
-from dlm.trace.stored import Stored
 from dlm.trace.times import iso, seconds, ticks
 from dlm.trace.trace import Trace
 
@@ -30,91 +29,13 @@ READER = 2.0  # seconds to wait for readers where the log may as well be emptied
 PROOF = f"substr(record, 2, {HEAD - 1})"  # the digest of what a record holds, whatever it was written with
 
 
-@dataclass(kw_only=True)
-class Report:
-    """What `fsck` found."""
-
-    traces: int = 0
-    """Read, and right."""
-    damaged: dict[str, str] = field(default_factory=dict)
-    """What is wrong, by id."""
-    database: list[str] = field(default_factory=list)
-    """SQLite's own complaints."""
-
-    @property
-    def ok(self) -> bool:
-        return not self.damaged and not self.database
-
-
-def fsck(store: TraceStore) -> Report:
-    """Let SQLite check its file, then read every trace and replay its digests."""
-    store.flush()
-    report, database = Report(), store.database
-
-    def noted(error: StoreError) -> None:
-        if error.code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            raise error
-        if error.what not in report.database:
-            report.database.append(error.what)
-
-    def examine(stored: Stored) -> None:
-        try:
-            store.decoded(stored).check()
-            report.traces += 1
-        except UserError as error:
-            report.damaged[stored.request_id] = str(error)
-
-    seen = set()
-    try:
-        report.database += [line for (line,) in database.query("PRAGMA integrity_check") if line != "ok"]
-        report.database += _shared_damage(store)
-        for stored in database.records():
-            seen.add(stored.request_id)
-            examine(stored)
-    except StoreError as error:
-        noted(error)
-        for name in _indexed(store):
-            if name not in seen:
-                try:
-                    found = database.record(name)
-                except StoreError as error:
-                    report.damaged[name] = error.what
-                else:
-                    if found is not None:
-                        examine(found)
-    return report
-
-
-def _shared_damage(store: TraceStore) -> list[str]:
-    """What is wrong with what traces share."""
-    found = []
-    for (number,) in store.database.query("SELECT dictionary FROM dictionaries"):
-        try:
-            store.database.dictionary(number)
-        except LookupError as error:
-            found.append(str(error))
-    for (tokenizer,) in store.database.query("SELECT tokenizer FROM pieces"):
-        try:
-            store.pieces(str(tokenizer))
-        except CorruptTrace as error:
-            found.append(str(error))
-    return found
-
-
-def _indexed(store: TraceStore) -> list[str]:
-    """The ids by their index, where traces cannot be walked in their order."""
-    try:
-        return [str(name) for (name,) in store.database.query("SELECT id FROM traces ORDER BY id")]
-    except StoreError:
-        return []
-
-
 def gc(store: TraceStore, keep: int | str | timedelta) -> int:
     """Delete old traces, and dictionaries no trace needs, and give their room back to the file system."""
     store.flush()
     database = store.database
-    count = int(keep) if isinstance(keep, int) or str(keep).isdigit() else None  # type: ignore[arg-type]
-    if (count is None and ((age := seconds(keep)) is None or age < 0)) or (count is not None and count < 0):
+    count = int(keep) if isinstance(keep, int) or str(keep).isdecimal() else None  # type: ignore[arg-type]
+    size = seconds(keep) if count is None else count
+    if size is None or size < 0:
         raise UserError(f"keep = {keep!r}: give a number of traces, or an age such as 30d")
     with database.transaction():
         if count is None:
@@ -228,18 +149,21 @@ def recompress(store: TraceStore) -> int:
 
 
 def shrink(store: TraceStore, for_good: bool = False) -> None:
-    """Rewrite the file without its gaps, and empty the log beside it: `for_good`, or raise where a reader prevents it."""
+    """Rewrite the file without its gaps, and empty the log beside it; `for_good` insists, or raises StoreError."""
     query = store.database.query
     query("VACUUM")
-    query(f"PRAGMA busy_timeout = {int(1000 * (BUSY if for_good else READER))}")
+    deadline = time.monotonic() + (BUSY if for_good else READER)
+    query(f"PRAGMA busy_timeout = {int(1000 * min(BUSY, READER))}")
     try:
-        ((busy, _, _),) = query("PRAGMA wal_checkpoint(TRUNCATE)")
+        # SQLite waits for readers, but not for who is merging the log, too.
+        while (busy := query("PRAGMA wal_checkpoint(TRUNCATE)")[0][0]) and time.monotonic() < deadline:
+            time.sleep(0.01)
     finally:
         query(f"PRAGMA busy_timeout = {int(1000 * BUSY)}")
     if busy and for_good:
         raise StoreError(
-            f"{store.path}: no trace has a prompt any more that was to lose it, but the log beside the file still holds "
-            "them, because another process is reading: end that one, and run redact again"
+            f"{store.path}: the prompts are taken out, but the log beside the file still holds them, because another "
+            "process is reading: end that one, and run redact again"
         )
 
 
