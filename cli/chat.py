@@ -29,7 +29,7 @@ def chat(config: InferConfig) -> None:
                 model=config.model,
                 sampler=config.sampler,
             )
-            answer = decode(lm, [turn], printer, config.engine)[0]
+            answer = decode(lm, [turn], printer, config.engine, said=line)[0]
             messages.append({"role": "assistant", "content": answer.text})
 
 

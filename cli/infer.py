@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dlm.inference.config import EngineConfig, InferConfig, JobConfig
 
 from .jobs import batches, collect, has_holes
-from .options import Command, Flag, Options
+from .options import Command, Flag, Options, model_flag
 
 if TYPE_CHECKING:
     from dlm import LM, Generation
@@ -21,6 +21,7 @@ COMMAND = Command(
     "Standard input is the prompt when it is not a terminal and no other is given.",
     config=InferConfig,
     flags=(
+        model_flag("model.name"),
         Flag(
             name="--prompt",
             metavar="TEXT",
@@ -34,8 +35,17 @@ COMMAND = Command(
             help='JSON lines: "text" or {"prompt": …, "request_id": …, "sampler": {…}}; - is standard input.',
         ),
         Flag(name="--output", metavar="FILE", help="Write one JSON object a result there."),
-        Flag(name="--json", sets="output.json_lines", help="Print one JSON object a result: text, tokens, nfe, tpf, …"),
+        Flag(
+            name="--json",
+            sets="output.json_lines",
+            help="Print one JSON object a result: prompt, text, tokens, nfe, tpf, …",
+        ),
         Flag(name="--trace", sets="trace.enabled", help="Record every step: dlm-replay ID shows them again."),
+        Flag(
+            name="--allow-long",
+            sets="sampler.allow_long",
+            help="Let prompt and generation be longer than the context the model was made for.",
+        ),
         Flag(name="--chat", help="Talk with the model, turn by turn, through its chat template."),
         Flag(name="--quiet", sets="output.quiet", help="Print the text alone."),
     ),
@@ -64,8 +74,13 @@ def _work(config: InferConfig, options: Options) -> None:
             decode(lm_of(batch[0].model), batch, printer, config.engine)
 
 
-def decode(lm: "LM", batch: Sequence[JobConfig], printer: "Printer", engine: EngineConfig) -> "list[Generation]":
-    """Run one batch of jobs alike through `dlm.generate` or `dlm.infill`, and show it."""
+def decode(
+    lm: "LM", batch: Sequence[JobConfig], printer: "Printer", engine: EngineConfig, said: str | None = None
+) -> "list[Generation]":
+    """Run one batch of jobs alike through `dlm.generate` or `dlm.infill`, and show it.
+
+    Results name the prompt they answer: the job's own text or puzzle or, of a conversation, what the user `said` last.
+    """
     import dlm
 
     prompts = [lm.encode(job.sudoku) if job.sudoku is not None else str(job.prompt) for job in batch]
@@ -76,12 +91,13 @@ def decode(lm: "LM", batch: Sequence[JobConfig], printer: "Printer", engine: Eng
     with printer.watch(lm, batch[0]) as view:
         on_step = None if view is None else view.on_step
         if has_holes(batch[0]):
-            settings.pop("gen_length")  # the holes have their own
+            del settings["gen_length"], settings["stop"]  # the holes have their own length
             results = dlm.infill(lm, prompts, request_ids=names, on_step=on_step, **settings)
         else:
             results = dlm.generate(lm, prompts, request_ids=names, on_step=on_step, **settings)
     for number, result in enumerate(results):  # the samples of one prompt stand next to each other
-        printer.show(lm, batch[number // batch[0].sampler.num_samples], result)
+        job = batch[number // batch[0].sampler.num_samples]
+        printer.show(lm, job, result, str(job.prompt if job.sudoku is None else job.sudoku) if said is None else said)
     return results
 
 

@@ -96,11 +96,12 @@ class Printer:
             yield view
         self.seconds = view.seconds
 
-    def show(self, lm: "LM", job: JobConfig, result: "Generation") -> None:
-        """Print one result in the form that was asked for."""
+    def show(self, lm: "LM", job: JobConfig, result: "Generation", prompt: str) -> None:
+        """Print one result in the form that was asked for. JSON names the `prompt` it answers, as the user gave it."""
         self.written += 1
         if self.sink is not None or self.output.json_lines:
-            print(json.dumps(result.to_dict(), ensure_ascii=False), file=self.sink or sys.stdout, flush=True)
+            line = {"prompt": prompt, **result.to_dict()}
+            print(json.dumps(line, ensure_ascii=False), file=self.sink or sys.stdout, flush=True)
         elif self.output.quiet:
             print(result.text)
         else:

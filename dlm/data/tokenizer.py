@@ -113,6 +113,12 @@ class Tokenizer:
         names = {k: self._named(k, ()) for k in ("bos_token", "pad_token", "unk_token")}
         return {k: v or "" for k, v in {**names, "eos_token": self.eos_token, "mask_token": self.mask_token}.items()}
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token of this name, or None; decoding leaves such tokens out."""
+        index = self._id(text)
+        added = None if index is None else self.backend.get_added_tokens_decoder().get(index)
+        return index if added is not None and added.special else None
+
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads too."""
         folder = Path(folder)

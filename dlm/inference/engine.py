@@ -20,12 +20,12 @@ from dlm.inference.layout import Layout
 from dlm.inference.memory import page_count
 from dlm.inference.pages import PagePool
 from dlm.inference.prompts import Prompt
-from dlm.inference.recording import Recorder, Recording, Store, finish, note
+from dlm.inference.recording import Listener, Recorder, Recording, Store, finish, note
 from dlm.inference.request import Generation, StepEvent
 from dlm.inference.scheduler import Scheduler, Turn
 from dlm.inference.sequence import Decision, Script, Sequence
 from dlm.inference.texts import TextStream, result_of
-from dlm.models.lm import LM
+from dlm.models.lm import LM, require_lm
 from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
 
@@ -92,13 +92,14 @@ class Engine:
         on_step: OnStep | None = None,
     ) -> None:
         given = {k: v for k, v in locals().items() if k in EngineConfig.model_fields}
+        require_lm(lm, "Engine()")
         self.lm, self.on_step = lm, on_step
         self.config = toml.check(EngineConfig, given, "Engine()")
         self.cache = cache_of(lm, self.config.cache)
         pages = page_count(lm, self.config)
         self.pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
         self.scheduler = Scheduler(self.pool, self.config, self.cache)
-        self.recording = None if trace is None else Recording(trace, lm, self.config, self.cache)
+        self.recording: Listener | None = None if trace is None else Recording(trace, lm, self.config, self.cache)
         self.recorders: dict[str, Recorder] = {}
         self.sequences: dict[str, Sequence] = {}
         self.texts: dict[str, TextStream] = {}
@@ -150,7 +151,7 @@ class Engine:
                 raise
         self.arrivals += 1
         self.sequences[name] = seq
-        self.texts[name] = TextStream(self.lm)
+        self.texts[name] = TextStream(self.lm, decoding.stop_texts)
         if seq.done:
             self._finish(seq)
         return name
@@ -281,15 +282,20 @@ class Engine:
         return self._last[1]
 
     def _tell(self, seq: Sequence) -> None:
+        """What is new of a request that goes on; ends it where that completes a stop string."""
         stream = self.texts[seq.request.request_id]
         tokens = _until_stop(seq.settled(len(seq.request.ids) + len(stream.tokens)), seq.decoding.stop)
         ended = bool(stream.tokens) and stream.tokens[-1] in seq.decoding.stop
-        if tokens and not ended:
+        if not tokens or ended:
+            return
+        if stream.completes(tokens) and not (seq.script is not None and seq.script.leads(seq.step)):
+            self._finish(seq)
+        else:
             text = stream.add(tokens)
             self.news.append(Event(request_id=seq.request.request_id, text=text, tokens=tuple(tokens)))
 
     def _finish(self, seq: Sequence) -> None:
-        result = result_of(self.lm, seq.request, seq.outcome(), seq.decoding.stop)
+        result = result_of(self.lm, seq.decoding, seq.outcome())
         stream = self.texts[seq.request.request_id]
         rest = result.tokens[len(stream.tokens) :]
         text = "" if seq.request.holes else stream.add(rest, last=True)

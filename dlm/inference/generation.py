@@ -1,6 +1,7 @@
 """`dlm.generate` and `dlm.infill`: every prompt through one engine, results in order. Knows nothing of how they are decoded."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from dlm.diffusion.unmask import Rule
@@ -8,7 +9,8 @@ from dlm.errors import UserError
 from dlm.inference.config import EngineConfig
 from dlm.inference.decoding import Decoding, Options, continuations, infillings
 from dlm.inference.engine import Cache, Engine, OnStep
-from dlm.inference.prompts import Prompt
+from dlm.inference.lengths import at_longest, settle
+from dlm.inference.prompts import Prompt, as_prompts
 from dlm.inference.recording import Store
 from dlm.inference.request import Generation
 from dlm.models.lm import LM
@@ -74,8 +76,17 @@ def infill(
     hole ends nothing: it is a token like others, and `.text` and `.holes` do not show it. Otherwise as `generate`.
     """
     given, engine = _given(locals(), options)
-    decodings = infillings(lm, prompts, given, where="infill()", request_ids=request_ids, unique=trace is not None)
-    return _run(lm, decodings, engine, batch_size, trace, on_step)
+    names = {"where": "infill()", "request_ids": request_ids, "unique": trace is not None}
+    longest = at_longest(prompts)
+    decodings = infillings(lm, longest, given, **names)  # says what is wrong with the prompts before anything runs
+    if longest == prompts:
+        return _run(lm, decodings, engine, batch_size, trace, on_step)
+    settled, forwards = settle(lm, as_prompts(prompts), lambda probes: engine_for(lm, probes, engine, batch_size))
+    results = _run(lm, infillings(lm, settled, given, **names), engine, batch_size, trace, on_step)
+    for number, result in enumerate(results):
+        nfe = result.nfe + forwards[number * len(settled) // len(results)]
+        results[number] = replace(result, nfe=nfe, tpf=len(result.tokens) / nfe)
+    return results
 
 
 SETTINGS = ("block_length", "steps", "temperature", "cfg_scale", "rule", "threshold", "seed")

@@ -59,6 +59,14 @@ class Store(Protocol):
         ...
 
 
+class Listener(Protocol):
+    """Who gives the requests of an engine their recorders."""
+
+    def begin(self, seq: Sequence, meta: Mapping[str, Any]) -> Recorder | None:
+        """A recorder for this request, if it is to have one."""
+        ...
+
+
 class Recording:
     """A store and what all traces of one engine have in common."""
 

@@ -63,13 +63,14 @@ class Generation:
     text: str
     """What was generated; for infilling the whole text with its holes filled."""
     tokens: list[int]
-    """Generated ids only, up to and including end-of-text; for infilling those of all holes in order."""
+    """Generated ids only, up to and including end-of-text or the token that completed a stop string (`text` ends before
+    that string, which may be within a token); for infilling those of all holes in order."""
     nfe: int
     """Forward passes spent on this request."""
     tpf: float
     """Generated tokens a forward pass."""
     finish_reason: FinishReason
-    """"stop": it wrote end-of-text; "length": it filled what it was given."""
+    """"stop": it wrote end-of-text or a stop string; "length": it filled what it was given."""
     request_id: str
     sample: int = 0
     holes: list[str] | None = None

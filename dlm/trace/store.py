@@ -74,7 +74,8 @@ class TraceStore(TraceReader):
         def opened() -> Database:
             return Database(file, durability, create)
 
-        super().__init__(file, opened, Dictionaries(chosen))
+        super().__init__(file, opened)
+        self.dictionaries = Dictionaries(chosen)
         self.durability: Durability = durability
         self.keep, self.topk, self.fraction, self.overwrite = check_keep(keep), topk, fraction, overwrite
         # The writer must not hold the store, which would then never be collected; so it has dictionaries of its own.
@@ -258,7 +259,7 @@ class TraceStore(TraceReader):
         """Tell of a used id before the work is done, not after."""
         if overwrite:
             return
-        if request_id in self._writer.underway or self.database.record(check_id(request_id)) is not None:
+        if request_id in self._writer.underway or self.database.has(check_id(request_id)):
             raise taken(request_id)
 
     def _settle(self) -> None:

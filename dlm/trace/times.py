@@ -2,7 +2,7 @@
 
 import re
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dlm.errors import UserError
@@ -37,3 +37,8 @@ def seconds(age: Any) -> float | None:
 def moment(at: int) -> str:
     """Ticks of 0.1 ms since 1970 as local time, to the second."""
     return datetime.fromtimestamp(at / TICKS).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def iso(at: int) -> str:
+    """Ticks of 0.1 ms since 1970 as ISO 8601, in UTC and to the tick."""
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at * (1_000_000 // TICKS))).isoformat()

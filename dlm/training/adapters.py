@@ -55,7 +55,7 @@ def keep_trained(module: nn.Module) -> None:
 def save(config: TrainConfig, lm: LM, out: Path) -> None:
     """The run's last act: the adapters alone and, if asked for, the model that they and their base make."""
     dtype = config.train.save_dtype
-    lm.save(out, dtype=dtype)
+    lm.save(out, dtype=dtype, overwrite=True)
     if config.adapter.merge:
         adapters.merge(lm.network)
-        lm.save(out / "merged", dtype=dtype)
+        lm.save(out / "merged", dtype=dtype, overwrite=True)

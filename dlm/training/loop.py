@@ -51,8 +51,8 @@ class TrainResult:
     folder: Path
     steps: int
     losses: list[float] = field(default_factory=list)
-    bound: tuple[float, float] | None = None  # nats a token and its standard error
-    bits_per_byte: tuple[float, float] | None = None
+    bound: tuple[float, float | None] | None = None  # nats a token and its standard error, which one draw has not
+    bits_per_byte: tuple[float, float | None] | None = None
     stopped_by: str | None = None  # the signal that ended the run early
 
 
@@ -326,10 +326,14 @@ class Run:
                 return
             lm = LM(network, self.lm.tokenizer, "training")
             for prompt in self.config.eval.prompts:
-                if "[MASK" in prompt:
-                    found = dlm.infill(lm, [prompt])
-                else:
-                    found = dlm.generate(lm, [prompt], gen_length=self.config.eval.gen_length)
+                try:
+                    if "[MASK" in prompt:
+                        found = dlm.infill(lm, [prompt])
+                    else:
+                        found = dlm.generate(lm, [prompt], gen_length=self.config.eval.gen_length)
+                except UserError as error:  # a sample that cannot be made, say one beyond the context, ends no run
+                    report.say(f"--- step {self.step}: {prompt!r}: {error}")
+                    continue
                 report.say(f"--- step {self.step}: {prompt!r}\n{found[0].text}")
 
     def _save_final(self, result: TrainResult) -> None:
