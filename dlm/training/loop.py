@@ -185,7 +185,7 @@ class Run:
         """Go on from the newest whole checkpoint, if the config allows and there is one."""
         a, at = self.accelerator, self.out / "checkpoints"
         named = checkpoint.found(at) if self.config.train.resume else []
-        processes.agree(a, checkpoint.step_of(named[0]) if named else 0, str(self.out))
+        processes.agree(a, named, str(self.out))
         newest = checkpoint.newest_whole(at, partial(say, a), self.group) if named else None
         if newest is None:
             return
@@ -251,7 +251,7 @@ class Run:
             f"step {self.step}: {what}, at learning rate {lr:g}: the run has diverged. Lower train.lr (now {t.lr:g})"
             + ("" if t.clip else ", set train.clip = 1")
             + f" or lengthen train.warmup_steps (now {t.warmup_steps}), and give another train.out; "
-            + (f"the last good checkpoint is {left[0]}" if left else "no checkpoint was written before")
+            + (f"the last checkpoint with finite weights is {left[0]}" if left else "no checkpoint was written before")
         )
 
     def optimiser_step(self) -> tuple[dict[str, float], float]:

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
@@ -93,9 +94,10 @@ def micro_batch_size(config: TrainConfig, a: Accelerator) -> int:
     return micro
 
 
-def agree(a: Accelerator, step: int, out: str) -> None:
-    """An error unless every process resumes at the same step."""
-    if sum_over_processes(a, torch.tensor(float(step), device=a.device)) != step * a.num_processes:
+def agree(a: Accelerator, checkpoints: list[Path], out: str) -> None:
+    """An error unless every process finds the same checkpoints."""
+    mark = crc32(" ".join(path.name for path in checkpoints).encode()) % 2**16  # sums of it are exact in fp32
+    if sum_over_processes(a, torch.tensor(float(mark), device=a.device)) != mark * a.num_processes:
         raise UserError(
             f"train.out = {out!r} is not the same folder for all processes: on several machines it must be a shared one"
         )

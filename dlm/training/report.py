@@ -13,8 +13,10 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from dlm.data.atomic import write_text
 from dlm.diffusion.bound import Estimate, with_error
 from dlm.training.config import TrainConfig
+from dlm.training.folder import writing
 from dlm.training.pictures import pixels, save
 from dlm.training.throughput import gemm_ceiling
 
@@ -29,25 +31,24 @@ class Metrics:
     """metrics.jsonl: one JSON object a line; lines after the step resumed from are dropped."""
 
     def __init__(self, path: Path, after: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = []
-        if path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError:  # the line a crash cut off
-                    continue
-                if row["step"] <= after:
-                    kept.append(line)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept))
-        temporary.replace(path)
         self.path = path
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+            write_text(path, "".join(line + "\n" for line in lines if _step(line) <= after))
 
     def write(self, **values: Any) -> None:
         """Append one line; the file is not kept open, so nothing is lost however the run ends."""
-        with self.path.open("a") as file:
+        with writing(self.path.parent), self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
+
+
+def _step(line: str) -> float:
+    """The step of a line of metrics.jsonl; infinite of one that is torn or is no line of ours, so that it goes."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return float("inf")
 
 
 class Report:
@@ -149,7 +150,8 @@ class Report:
                 options = IMAGE_OPTIONS.get(tracker.name, {})
                 tracker.log_images({f"watch/{name}": pixels(figure)[None]}, step=step, **options)
             if not self.config.log.trackers:
-                save(figure, Path(self.config.train.out) / "pictures" / f"step-{step:08d}-{name}.png")
+                with writing(Path(self.config.train.out)):
+                    save(figure, Path(self.config.train.out) / "pictures" / f"step-{step:08d}-{name}.png")
 
     def epoch(self, step: int, figures: dict[str, Any], bound: tuple[float, float | None] | None) -> None:
         """An epoch of the data that ended with this step, and the bound at its end where it was measured."""
