@@ -79,7 +79,7 @@ CASES = [
     case("config", "an option without its value", "dlm-train --train.lr", "--train.lr needs a value"),
     case("config", "a stray word", "dlm-infer hello", 'unexpected word "hello"'),
     case("config", "two kinds of job in one", MY, "[job.0]", "both `prompt` and `sudoku`", files=config(f'[[job]]\nprompt = "x"\nsudoku = "{PUZZLE}"')),
-    case("config", "warm-up beyond the end", "dlm-train --train.steps 10", "train.warmup_steps = 50", "train.steps = 10"),
+    case("config", "warm-up beyond the end", "dlm-train --train.steps 10 --train.warmup_steps 50", "train.warmup_steps = 50", "train.steps = 10"),
     case("config", "a model without heads", "dlm-train --model.num_attention_heads 0", "model.num_attention_heads = 0: must be greater than 0"),
     case("config", "a vocabulary smaller than its bytes", "dlm-tokenizer --vocab_size 100", "vocab_size = 100: must be greater than or equal to 260"),
     case("data", "no such file", TEXT, "none.txt", files=config('[data]\nsource = "text"\npaths = ["none.txt"]')),

@@ -59,8 +59,6 @@ def load(
         raise UserError(
             "tensor_parallel splits whole plain weights: save the model with its adapter merged, unquantised"
         )
-    if quantize:
-        require(quantize, where)
     settings = read_json(folder / "config.json")
     if not settings:
         raise UserError(f"{folder} has no config.json, so it is not a checkpoint")
@@ -74,6 +72,8 @@ def load(
     generation, tokenizer = read_json(folder / "generation_config.json"), _tokenizer(folder)
     ids = special_ids(generation, tokenizer, str(folder / "generation_config.json"))
     config = config_from_hub(settings, str(folder / "config.json"), ids)
+    if quantize:
+        require(quantize, where, config)
     if tensor_parallel > 1:
         network = _split(config, folder, where, pick_dtype(dtype, settings, where), tensor_parallel)
     else:
@@ -95,6 +95,13 @@ def _split(config: ModelConfig, folder: Path, device: torch.device, dtype: torch
     check_divisible(config, size)
     mesh, own = join(size, device)
     return parallelise(read_network(config, folder, torch.device("cpu"), dtype), mesh, own)
+
+
+def config_of(name: str | Path) -> ModelConfig:
+    """The shape of a model by bundled name, folder or hub id, without its weights; of an adapter, its base model's."""
+    folder = find(name)
+    folder = find(adapters.base_of(folder) or folder)
+    return config_from_hub(read_json(folder / "config.json"), str(folder / "config.json"))
 
 
 def special_ids(
