@@ -23,8 +23,10 @@ def read_object(path: Path) -> dict[str, Any]:
         raise
     except RecursionError:
         raise UserError(f"{path} cannot be read as json: lists or objects are nested too deeply in it") from None
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read as json: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as json: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as json: {path.name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} should hold a json object, not {type(value).__name__}")
     _check_depth(value, path)
