@@ -110,7 +110,9 @@ def test_other_peoples_files_are_not_written_over(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text('{"name": "a web page"}')
     (folder / "page.html").write_text("")
-    with pytest.raises(UserError, match=r"mine holds 'config.json' and is no checkpoint: give a new folder, or overwrite"):
+    with pytest.raises(
+        UserError, match=r"mine holds 'config.json' and is no checkpoint: give a new folder, or overwrite"
+    ):
         dlm.save(lm, folder)
     assert names(folder) == {"config.json", "page.html"}
     dlm.save(lm, folder, overwrite=True)

@@ -37,7 +37,6 @@ def converted(case: str, *kind: Any) -> LM:
     return convert(lm, *kind)
 
 
-
 CASES: dict[str, Any] = {
     "bidirectional": lambda: tiny.model("dlm"),
     "block": lambda: tiny.model("dlm", attention="block_causal", block_length=4, num_key_value_heads=1),
