@@ -24,9 +24,15 @@ def _parser() -> Parser:
     add(
         "--family",
         metavar="NAME",
+        choices=list(FAMILIES),
         help=f"the layout to write (default: the model's own, or dlm where that cannot express it): {', '.join(FAMILIES)}",
     )
-    add("--dtype", metavar="NAME", help=f"the dtype of the weights (default: as stored): {', '.join(DTYPES)}")
+    add(
+        "--dtype",
+        metavar="NAME",
+        choices=DTYPES,
+        help=f"the dtype of the weights (default: as stored): {', '.join(DTYPES)}",
+    )
     add("--max-shard-size", type=float, default=5.0, metavar="GB", help="size of a weights file at most (5)")
     add("--adapter", metavar="FOLDER", help="an adapter that training left, to be merged into the weights")
     add("--overwrite", action="store_true", help="write into a folder that holds other files and no checkpoint")
@@ -47,14 +53,16 @@ def _main(argv: Sequence[str] | None) -> int:
         return 0
     if options.folder is None or options.to is None:
         raise UserError("which model, and where to? dlm-export FOLDER --to OUT")
-    if not options.max_shard_size > 0:
-        raise UserError(f"command line: --max-shard-size {options.max_shard_size:g}: must be greater than 0")
+    if not 0 < options.max_shard_size < 1e6:
+        raise UserError(f"command line: --max-shard-size {options.max_shard_size:g}: a number of gigabytes above 0")
     import dlm
-    from dlm.models.export import readers
+    from dlm.models.export import check_folder, readers
     from dlm.models.finding import find
     from dlm.models.loading import stored_dtype
 
     out, source = Path(options.to), find(options.folder)
+    if not options.overwrite:
+        check_folder(out)  # before a large model is read
     if out.is_dir() and out.samefile(source):
         raise UserError(f"--to {out} is the folder that is read: give another")
     stored = stored_dtype(source)

@@ -80,42 +80,49 @@ def save(
         write_weights(lm, config, work, kind, max_shard_size)
 
 
-@contextmanager
-def replacing(folder: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary folder whose files take their places in `folder` at the end, unless an error ends the block."""
-    work: Path | None = None
-    try:
-        if not overwrite:
-            _refuse_other_files(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Inside a folder that is there: it may be on another disk than its parent, or its parent read-only.
-        where = folder if folder.is_dir() else folder.parent
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=where))
-        yield work
-        _publish(work, folder)
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(
-            f"{folder} cannot be written ({reason}): give a folder that you may write to, on a disk with room for it"
-        ) from error
-    finally:
-        if work is not None:
-            shutil.rmtree(work, ignore_errors=True)
-
-
-def _refuse_other_files(folder: Path) -> None:
-    """A checkpoint may replace a checkpoint. What else lies in a folder is its owner's."""
-    if not folder.is_dir():
-        if folder.exists():
-            raise UserError(f"{folder} is a file: give a folder")
-        return
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+def check_folder(folder: Path) -> None:
+    """UserError where a checkpoint cannot or should not be written: it may replace a checkpoint, but not other files."""
+    with _writing(folder):
+        if not folder.is_dir():
+            if folder.exists():
+                raise UserError(f"{folder} is a file: give a folder")
+            return
+        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     others = [name for name in names if name not in (*TOKENIZER_FILES, *BESIDE)]
     if others and "adapter_config.json" not in names and "model_type" not in read_json(folder / "config.json"):
         raise UserError(
             f"{folder} holds {others[0]!r} and is no checkpoint: give a new folder, or overwrite=True (--overwrite) to "
             "write into this one"
         )
+
+
+@contextmanager
+def replacing(folder: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder whose files take their places in `folder` at the end, unless an error ends the block."""
+    if not overwrite:
+        check_folder(folder)
+    with _writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Inside a folder that is there: it may be on another disk than its parent, or its parent read-only.
+        where = folder if folder.is_dir() else folder.parent
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=where))
+        try:
+            yield work
+            _publish(work, folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Read-only folders, full disks and the like, in one line."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(
+            f"{folder} cannot be written ({reason}): give a folder that you may write to, on a disk with room for it"
+        ) from error
 
 
 def write_settings(lm: LM, config: ModelConfig, folder: Path, dtype: torch.dtype, code: bool = False) -> None:

@@ -12,7 +12,13 @@ from pathlib import Path
 sys.modules["dlm"] = None  # type: ignore[assignment]
 
 import torch  # noqa: E402
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+)
 
 folders, ids, out = Path(sys.argv[1]), torch.load(sys.argv[2]), Path(sys.argv[3])
 found = {}
