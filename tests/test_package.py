@@ -21,6 +21,7 @@ def test_public_names():
         "load",
         "generate",
         "infill",
+        "score",
         "train",
         "Engine",
         "Generation",
