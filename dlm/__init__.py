@@ -1,4 +1,4 @@
-"""Diffusion language models: load, generate, infill, train.
+"""Diffusion language models: load, generate, infill, score, train.
 
 Importing this costs no torch: every name and every room is fetched on first use.
 """
@@ -9,6 +9,7 @@ import lazy_loader
 
 if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from dlm.errors import UserError
+    from dlm.evaluation.score import score
     from dlm.inference.engine import Engine
     from dlm.inference.generation import generate, infill
     from dlm.inference.request import Generation
@@ -41,6 +42,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
     },
     submod_attrs={
         "errors": ["UserError"],
+        "evaluation.score": ["score"],
         "inference": ["Engine", "Generation", "generate", "infill"],
         "models": ["LM", "ModelConfig", "Transformer", "available", "load", "save"],
         "trace": ["TraceStore"],
@@ -54,6 +56,7 @@ __all__ = [
     "available",
     "generate",
     "infill",
+    "score",
     "train",
     "Engine",
     "Generation",

@@ -23,6 +23,7 @@ def test_public_names():
         "available",
         "generate",
         "infill",
+        "score",
         "train",
         "Engine",
         "Generation",

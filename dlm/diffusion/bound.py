@@ -95,21 +95,26 @@ def likelihood_bound(
 
 @torch.no_grad()
 def likelihood(
-    nats: Nats, input_ids: Int[Tensor, "b l"], eos_id: int, *, answer: Bool[Tensor, "b l"] | None = None
+    nats: Nats,
+    input_ids: Int[Tensor, "b l"],
+    first: int | Int[Tensor, " b"],
+    *,
+    answer: Bool[Tensor, "b l"] | None = None,
 ) -> Float[Tensor, "b 1"]:
-    """-log p of each sequence under an autoregressive model: of `answer`, its first token predicted from end-of-text.
+    """-log p of each sequence's `answer` under an autoregressive model; its first token is predicted from `first`.
 
     `nats` is shown the sequence moved one to the right, so that what stands at a position predicts the token there.
     """
     answer = torch.ones_like(input_ids, dtype=torch.bool) if answer is None else answer
     losses = torch.zeros(input_ids.shape, dtype=torch.float64, device=input_ids.device)
-    losses[answer] = nats(moved_right(input_ids, eos_id), answer).double()
+    losses[answer] = nats(moved_right(input_ids, first), answer).double()
     return losses.sum(-1, keepdim=True).float()
 
 
-def moved_right(input_ids: Int[Tensor, "b l"], eos_id: int) -> Int[Tensor, "b l"]:
-    """The sequence without its last token, behind an end-of-text: what an autoregressive model is shown."""
-    return torch.cat((torch.full_like(input_ids[:, :1], eos_id), input_ids[:, :-1]), dim=1)
+def moved_right(input_ids: Int[Tensor, "b l"], first: int | Int[Tensor, " b"]) -> Int[Tensor, "b l"]:
+    """The sequence without its last token, behind a `first` one (end-of-text): what an autoregressive model is shown."""
+    before = torch.as_tensor(first, device=input_ids.device).expand(len(input_ids)).unsqueeze(1)
+    return torch.cat((before, input_ids[:, :-1]), dim=1)
 
 
 def estimate(draws: Float[Tensor, "b s"], tokens: int, bytes: int | None = None, exact: bool = False) -> Estimate:
