@@ -2,12 +2,13 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlm.errors import UserError
+
+from .streams import run, to_json
 
 if TYPE_CHECKING:
     from dlm.trace.store import TraceStore
@@ -43,20 +44,6 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 found += [name for parser in action.choices.values() for name in parser.known()]
         return found
-
-
-def run(name: str, work: Callable[[], int]) -> int:
-    """Do the work; mistakes become one message on standard error and exit status 2."""
-    try:
-        return work()
-    except UserError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +136,7 @@ def _ls(store: "TraceStore", options: argparse.Namespace) -> None:
     rows = store.find(**wanted, newest=options.n if options.n is not None else 2**31)
     if options.json:
         for row in rows:
-            print(json.dumps(row._asdict(), ensure_ascii=False))
+            print(to_json(row._asdict()))
         return
     for row in rows:
         print(f"{moment(row.at)}  {row.size:>8,} B  {_line(row.request_id)}")
@@ -173,7 +160,7 @@ def _show(store: "TraceStore", options: argparse.Namespace) -> None:
         **trace.meta,
     }
     if options.json:
-        print(json.dumps(facts, ensure_ascii=False))
+        print(to_json(facts))
         return
     for name, value in facts.items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -193,7 +180,7 @@ def _diff(store: "TraceStore", options: argparse.Namespace) -> int:
         write(Path(options.html), a, b)
     if options.json:
         first = None if found.first is None else vars(found.first)
-        print(json.dumps({"identical": found.identical, "first": first, "counts": found.counts, "facts": found.facts}))
+        print(to_json({"identical": found.identical, "first": first, "counts": found.counts, "facts": found.facts}))
     else:
         print(found)
     return 0 if found.identical else 1
@@ -243,7 +230,7 @@ def _stats(store: "TraceStore", options: argparse.Namespace) -> None:
 
 
 def _tell(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
-    print(json.dumps(facts, ensure_ascii=False) if options.json else text)
+    print(to_json(facts) if options.json else text)
 
 
 def _line(text: str) -> str:

@@ -59,7 +59,7 @@ def _hole_length(digits: str, spelt: str, where: str) -> int:
 def as_prompts(prompts: Any) -> list[str | list[int]]:
     """A list of prompts from what users give: strings, id lists, arrays, or a single one of these."""
     if isinstance(prompts, str):
-        return [prompts]
+        return [_as_prompt(prompts, "prompt 0")]
     if hasattr(prompts, "tolist"):
         prompts = prompts.tolist()
     if not isinstance(prompts, Sequence):
@@ -138,6 +138,13 @@ def _is_id(entry: Any) -> bool:
 
 def _as_prompt(prompt: Any, where: str) -> str | list[int]:
     if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{where} is no Unicode text: character {error.start} is {ascii(prompt[error.start])[1:-1]}, half of a "
+                "surrogate pair"
+            ) from None
         return prompt
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()
