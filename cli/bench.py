@@ -79,8 +79,8 @@ def _work(config: BenchConfig, subcommand: str | None) -> None:
 
     from .live import console_for
 
-    _say(f"CPU: {described(threads=config.threads)}")
-    report, console = Report(config, machine()), console_for(sys.stdout)
+    facts = f"{machine()}; {described(threads=config.threads)}"
+    report, console = Report(config, facts), console_for(sys.stdout)
     if not console.is_terminal:  # a file is as wide as it must be; a terminal's lines are folded
         console.width = WIDTH
     for section in sections:

@@ -24,7 +24,7 @@ def launch(kind: str, *command: str) -> subprocess.CompletedProcess[str]:
     files = ROOT / "configs" / "accelerate" / f"{kind}.yaml"
     start = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(files), "--num_processes", "2"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    return subprocess.run([*start, *command], capture_output=True, text=True, timeout=300, env=environment, cwd=ROOT)
+    return subprocess.run([*start, *command], capture_output=True, text=True, timeout=900, env=environment, cwd=ROOT)
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def test_kill_9_of_a_real_run_and_resume(tmp_path):
         [sys.executable, "-W", "ignore", "-c", code, cfg.model_dump_json()], stderr=subprocess.DEVNULL
     )
     folder = tmp_path / "killed" / "checkpoints"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while len(checkpoint.found(folder)) < 2 and time.monotonic() < deadline:
         time.sleep(0.005)
     process.kill()
