@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 HANGS = 30.0  # seconds
 NAMES, AT_FIRST, KEEP = 60, 40, (46, 43, 40, 37, 37, 14)  # a small store, for many pairs
 FEWEST = 24  # traces to learn from
-SECRET = 64  # tokens
+SECRET, ANSWER = 64, 40  # tokens
 OPERATIONS = (
     "put",
     "get",
@@ -69,8 +69,8 @@ def known(secret: int, content: bytes) -> bool:
 def made(name: str, seed: int, secret: int) -> Trace:
     """A trace whose prompt is a secret that many have, and some tokens of its own."""
     rng = np.random.default_rng(seed)
-    tokens = np.concatenate((secret_tokens(secret), rng.integers(0, 15_000, 12)))
-    steps = np.concatenate((np.full(SECRET + 4, -1), np.arange(8)))
+    tokens = np.concatenate((secret_tokens(secret), rng.integers(0, 15_000, 4 + ANSWER)))
+    steps = np.concatenate((np.full(SECRET + 4, -1), np.arange(ANSWER)))
     context = {"model": model(seed), "run": seed % 5}
     return from_map(name, tokens, steps, None, own={"seed": seed}, context=context)
 
@@ -223,7 +223,8 @@ class Model:
 
     def fault(self, kind: str, what: str) -> None:
         self.faults[kind] += 1
-        self.told.append(f"{kind}: {what}"[:500])
+        self.told.append(f"{kind}: {what}"[:1000])
+        print(self.told[-1], file=sys.stderr, flush=True)
 
     def draw(self, folder: Path, number: int) -> dict:
         """A random operation."""
@@ -300,9 +301,8 @@ class Model:
         if "error" in answer:
             few = min(len(self.order), *(o["keep"] for o in (order, other) if "keep" in o), 10**6) < FEWEST
             missing = do == "redact" and any(None in ever.get(name, {None}) for name in order["names"] or ())
-            allowed = (do == "train_dict" and few and "too few" in answer["message"]) or (
-                missing and answer["error"] == "UnknownTrace"
-            )
+            little = "no dictionary can be learnt" in answer["message"] or (few and "too few" in answer["message"])
+            allowed = (do == "train_dict" and little) or (missing and answer["error"] == "UnknownTrace")
             if not allowed:
                 self.fault("lost" if "Corrupt" in answer["error"] else "wrong", what)
             return
