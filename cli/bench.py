@@ -8,7 +8,7 @@ from dlm.bench.run import SUBCOMMANDS, measure, wanted
 from dlm.config import nearest
 from dlm.errors import UserError
 
-from .options import Command, Flag, Options, model_flag
+from .options import Command, Flag, model_flag
 
 WIDTH = 200
 MODEL_KEYS = {"quality": "quality.models", "tokenizer": "tokenizer.path"}
@@ -16,7 +16,10 @@ MODEL_KEYS = {"quality": "quality.models", "tokenizer": "tokenizer.path"}
 
 FLAGS = (
     Flag(
-        name="--dataset", metavar="FILE", sets="infer.dataset", help="infer: JSONL of question, answer, choices, source."
+        name="--dataset",
+        metavar="FILE",
+        sets="infer.dataset",
+        help="infer: JSONL of question, answer, choices, source.",
     ),
     Flag(name="--num-samples", metavar="N", sets="infer.num_samples", help="infer: questions at most."),
     Flag(

@@ -66,7 +66,9 @@ def _prepare(config: TrainConfig, folder: str) -> None:
     t = config.train
     name = config.tokenizer or t.init_from
     if name is None:
-        raise UserError("--prepare needs train.tokenizer: a bundled model's (pico), a folder (dlm-tokenizer makes one) or a hub id")
+        raise UserError(
+            "--prepare needs train.tokenizer: a bundled model's (pico), a folder (dlm-tokenizer makes one) or a hub id"
+        )
     tokenizer = load_tokenizer(find_tokenizer(name))
     if t.init_from is not None and config.objective.masking != "causal":
         tokenizer = tokenizer.with_mask()  # as training from an autoregressive model will see it

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from dlm.data.loader import SampleStream
 
 SPLITS = ("train", "heldout")
-HELD_OUT = "add data, raise data.heldout_fraction, name data.heldout_paths, or train without validation: eval.sequences = 0"
+HELD_OUT = (
+    "add data, raise data.heldout_fraction, name data.heldout_paths, or train without validation: eval.sequences = 0"
+)
 """What to do where nothing can be held out."""
 
 

@@ -121,9 +121,7 @@ class TableStream:
         if self.samples_per_epoch == 0:
             raise UserError(
                 f"the {what} holds {len(table.starts) - 1} documents with {len(table.ids)} tokens: not one sequence of "
-                f"length {length}"
-                + (" with an answer in it" if self._rows is not None else "")
-                + f"; {remedy}"
+                f"length {length}" + (" with an answer in it" if self._rows is not None else "") + f"; {remedy}"
             )
 
     def __iter__(self) -> "TableStream":

@@ -16,7 +16,6 @@ from dlm.training.sections import (
     WatchConfig,
 )
 
-
 TEXT_TOKENIZER = "pico"
 """What a new model of text files gets where no other is named; it is byte-level, so it can write any text."""
 
