@@ -21,7 +21,8 @@ from dlm.errors import UserError
 #: names published checkpoints give the mask, for folders whose configs do not say.
 MASK_NAMES = ("[MASK]", "<|mdm_mask|>", "<|mask|>", "<|MASK|>", "|<MASK>|", "<mask>")
 NAMES = ("mask_token", "eos_token", "pad_token", "bos_token", "unk_token")
-VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+#: files that hold a vocabulary, as glob patterns; without one of them the other files say nothing.
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "merges.txt")
 MOST_TOKENS = 2**24
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
@@ -190,6 +191,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return Tokenizer(backend, _settings(folder))
 
 
+def has_vocabulary(folder: Path) -> bool:
+    """Whether a folder holds what a tokenizer can be made of; tokenizer_config.json alone is not that."""
+    return any(True for pattern in VOCABULARIES for _ in folder.glob(pattern))
+
+
 def _settings(folder: Path) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -211,7 +217,7 @@ def _has_content(value: Any) -> bool:
 
 def _from_transformers(folder: Path) -> Tokenizer:
     """Folders with vocab.json, a SentencePiece model and the like, through transformers' converters."""
-    if not any((folder / name).is_file() for name in (*VOCABULARIES, "tokenizer_config.json")):
+    if not has_vocabulary(folder):
         raise UserError(
             f"{folder} holds no tokenizer.json: train one with dlm-tokenizer, or copy the checkpoint's own there"
         )

@@ -11,7 +11,15 @@ from dlm.errors import UserError
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 """What is downloaded: never pickled weights, never code."""
-TOKENIZER_FILES = ["tokenizer*.json", "special_tokens_map.json", "*.jinja", "*.model", "vocab.*", "merges.txt"]
+TOKENIZER_FILES = [
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "*.jinja",
+    "*.model",
+    "vocab.*",
+    "*.tiktoken",
+    "merges.txt",
+]
 """What is downloaded where the tokenizer alone is needed."""
 
 
