@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dlm.inference.config import EngineConfig, InferConfig, JobConfig
 
 from .jobs import batches, collect, has_holes
-from .options import Command, Flag, Options
+from .options import Command, Flag, Options, model_flag
 
 if TYPE_CHECKING:
     from dlm import LM, Generation
@@ -22,6 +22,7 @@ COMMAND = Command(
     "Standard input is the prompt when it is not a terminal and no other is given.",
     config=InferConfig,
     flags=(
+        model_flag("model.name"),
         Flag(
             name="--prompt",
             metavar="TEXT",
@@ -41,6 +42,11 @@ COMMAND = Command(
             help="Print one JSON object a result: prompt, text, tokens, nfe, tpf, …",
         ),
         Flag(name="--trace", sets="trace.enabled", help="Record every step: dlm-replay ID shows them again."),
+        Flag(
+            name="--allow-long",
+            sets="sampler.allow_long",
+            help="Let prompt and generation be longer than the context the model was made for.",
+        ),
         Flag(name="--chat", help="Talk with the model, turn by turn, through its chat template."),
         Flag(name="--quiet", sets="output.quiet", help="Print the text alone."),
     ),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dlm.errors import UserError
 
 from .trace import Parser, add_common, run
+from .waiting import wait_briefly
 
 if TYPE_CHECKING:
     from dlm.trace.trace import Trace
@@ -39,7 +40,11 @@ def _parser() -> Parser:
     )
     add("--animate", action="store_true", help="show the steps live in the terminal")
     add("--delay", type=float, default=0.08, metavar="SECONDS", help="with --animate: time a step is shown (0.08)")
-    add("--html", metavar="FILE", help="write a page to look at: one file that needs nothing else")
+    add(
+        "--html",
+        metavar="FILE",
+        help="write a page of it (with --fork-at: of the child): one file that needs nothing else",
+    )
     add("--verify", action="store_true", help="run the model again, and compare every step")
     add("--fork-at", type=int, metavar="K", help="run on from step K with other settings; stores the child")
     add("--as", dest="name", metavar="ID", help="with --fork-at: the child's id")
@@ -77,8 +82,9 @@ def _main(argv: Sequence[str] | None) -> int:
         trace.check()
         if trace.pieces is None:
             trace.pieces = _pieces(trace)
+    wait_briefly()
     if options.verify:
-        return _verify(trace, options)
+        return _verify(path, trace, options)
     if options.fork_at is not None:
         return _fork(path, trace, options, rest)
     _show(trace, options)
@@ -87,10 +93,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _show(trace: "Trace", options: argparse.Namespace) -> None:
     if options.html is not None:
-        from dlm.trace.view import write
-
-        write(Path(options.html), trace)
-        print(f"{options.html}: open it in a browser", file=sys.stderr)
+        _page(Path(options.html), trace)
         return
     if options.animate:
         _animate(trace, options.delay)
@@ -104,6 +107,13 @@ def _show(trace: "Trace", options: argparse.Namespace) -> None:
         for k in wanted:
             _heading(trace, k)
             print(trace.text(k), end="\n\n")
+
+
+def _page(path: Path, trace: "Trace") -> None:
+    from dlm.trace.view import write
+
+    write(path, trace)
+    print(f"{path}: open it in a browser", file=sys.stderr)
 
 
 def _heading(trace: "Trace", k: int) -> None:
@@ -163,12 +173,17 @@ def _animate(trace: "Trace", delay: float) -> None:
             live.update(frame(k), refresh=console.is_terminal or k == trace.num_steps)
 
 
-def _verify(trace: "Trace", options: argparse.Namespace) -> int:
+def _verify(path: Path, trace: "Trace", options: argparse.Namespace) -> int:
     """Run the model again. Exit status 1 where it does something else."""
     lm = _model(trace, options)
     from dlm import replay  # type: ignore[attr-defined]
+    from dlm.trace.reader import TraceReader
 
-    report = replay.verify(lm, trace)
+    if "parent" in trace.own:
+        with TraceReader(path) as store:
+            report = replay.verify(lm, trace, parents=store)
+    else:
+        report = replay.verify(lm, trace)
     print(json.dumps(report.to_dict()) if options.json else report)
     return 0 if report.identical else 1
 
@@ -182,9 +197,15 @@ def _fork(path: Path, trace: "Trace", options: argparse.Namespace, rest: list[st
     from dlm.trace.store import TraceStore
 
     child = replay.fork(lm, trace, step=options.fork_at, request_id=options.name, **settings)
+    tokenizer = child.meta.get("tokenizer")
     with TraceStore(path) as store:
+        if child.pieces is not None and isinstance(tokenizer, str):
+            store.add_pieces(tokenizer, child.pieces)
         store.put(child)
-    child.pieces = trace.pieces
+    if child.pieces is None:
+        child.pieces = trace.pieces
+    if options.html is not None:
+        _page(Path(options.html), child)
     print(json.dumps(_told(child, None), ensure_ascii=False) if options.json else child.text())
     print(f"stored as {child.request_id}", file=sys.stderr)
     return 0

@@ -117,11 +117,18 @@ class Printer:
         else:
             self.console.print(Text(result.text))
         speed = len(result.tokens) / max(self.seconds, 1e-9)
-        facts = (
-            f"{len(result.tokens)} generated tokens · {result.nfe} NFE · {result.tpf:.2f} TPF · {speed:,.0f} tokens/s"
-        )
+        place = f" · {_place(lm)}" if lm.device.type == "cpu" else ""
+        work = f"{len(result.tokens)} generated tokens · {result.nfe} NFE · {result.tpf:.2f} TPF"
+        facts = f"{work}{place} · {speed:,.0f} tokens/s"
         recorded = "" if self.store is None else f"\nrecorded: dlm-replay {result.request_id}"
         self.console.print(Text(f"{facts}{recorded}\n", "dim"))
+
+
+def _place(lm: "LM") -> str:
+    """How many threads computed, and whose kernels."""
+    from dlm.kernels.dispatch import described
+
+    return described(lm.dtype)
 
 
 def has_text(result: "Generation") -> bool:

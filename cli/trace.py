@@ -143,26 +143,27 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _ls(store: "TraceStore", options: argparse.Namespace) -> None:
-    from dlm.trace.times import moment
+    from dlm.trace.times import iso, moment
 
     wanted = {"model": options.model, "since": options.since}
     rows = store.find(**wanted, newest=options.n if options.n is not None else 2**31)
     if options.json:
         for row in rows:
-            print(json.dumps(row._asdict(), ensure_ascii=False))
+            facts = {"request_id": row.request_id, "stored": iso(row.at), "context": row.context, "bytes": row.size}
+            print(json.dumps(facts, ensure_ascii=False))
         return
     for row in rows:
         print(f"{moment(row.at)}  {row.size:>8,} B  {_line(row.request_id)}")
 
 
 def _show(store: "TraceStore", options: argparse.Namespace) -> None:
-    from dlm.trace.times import moment
+    from dlm.trace.times import iso, moment
 
     trace = store[options.id]
     trace.check()
     facts = {
         "request_id": trace.request_id,
-        "stored": moment(trace.at),
+        "stored": iso(trace.at) if options.json else moment(trace.at),
         "tokens": trace.length,
         "prompt": trace.prompt_length,
         "steps": trace.num_steps,
@@ -239,7 +240,17 @@ def _train_dict(store: "TraceStore", options: argparse.Namespace) -> None:
 
 def _stats(store: "TraceStore", options: argparse.Namespace) -> None:
     stats = store.stats()
-    _tell(options, stats, "\n".join(f"{name + ':':<24}{value}" for name, value in stats.items()))
+    text = stats | {name: "none" if stats[name] is None else _local(stats[name]) for name in ("first", "last")}
+    text["models"] = ", ".join(f"{_line(model)}: {count}" for model, count in stats["models"].items()) or "none"
+    text["dictionaries"] = ", ".join(map(str, stats["dictionaries"])) or "none"
+    _tell(options, stats, "\n".join(f"{name + ':':<24}{value}" for name, value in text.items()))
+
+
+def _local(time: str) -> str:
+    """A time in ISO 8601 as local time, as `ls` shows it."""
+    from datetime import datetime
+
+    return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _tell(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from dlm.inference.generation import generate, infill
     from dlm.inference.request import Generation
     from dlm.models.config import ModelConfig
+    from dlm.models.export import save
+    from dlm.models.finding import available
     from dlm.models.lm import LM
     from dlm.models.loading import load
     from dlm.models.transformer import Transformer
@@ -42,7 +44,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         "errors": ["UserError"],
         "evaluation.score": ["score"],
         "inference": ["Engine", "Generation", "generate", "infill"],
-        "models": ["LM", "ModelConfig", "Transformer", "load"],
+        "models": ["LM", "ModelConfig", "Transformer", "available", "load", "save"],
         "trace": ["TraceStore"],
         "training": ["train"],
     },
@@ -50,6 +52,8 @@ __getattr__, __dir__, _ = lazy_loader.attach(
 
 __all__ = [
     "load",
+    "save",
+    "available",
     "generate",
     "infill",
     "score",

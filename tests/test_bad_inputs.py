@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import infer, tokenizer, train
+from dlm.cli import export, infer, tokenizer, train
 
-COMMANDS = {"dlm-infer": infer.main, "dlm-train": train.main, "dlm-tokenizer": tokenizer.main}
+COMMANDS = {
+    "dlm-infer": infer.main,
+    "dlm-train": train.main,
+    "dlm-tokenizer": tokenizer.main,
+    "dlm-export": export.main,
+}
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 
 
@@ -79,7 +84,7 @@ CASES = [
     case("config", "an option without its value", "dlm-train --train.lr", "--train.lr needs a value"),
     case("config", "a stray word", "dlm-infer hello", 'unexpected word "hello"'),
     case("config", "two kinds of job in one", MY, "[job.0]", "both `prompt` and `sudoku`", files=config(f'[[job]]\nprompt = "x"\nsudoku = "{PUZZLE}"')),
-    case("config", "warm-up beyond the end", "dlm-train --train.steps 10", "train.warmup_steps = 50", "train.steps = 10"),
+    case("config", "warm-up beyond the end", "dlm-train --train.steps 10 --train.warmup_steps 50", "train.warmup_steps = 50", "train.steps = 10"),
     case("config", "a model without heads", "dlm-train --model.num_attention_heads 0", "model.num_attention_heads = 0: must be greater than 0"),
     case("config", "a vocabulary smaller than its bytes", "dlm-tokenizer --vocab_size 100", "vocab_size = 100: must be greater than or equal to 260"),
     case("data", "no such file", TEXT, "none.txt", files=config('[data]\nsource = "text"\npaths = ["none.txt"]')),
@@ -117,6 +122,19 @@ CASES = [
     case("prompt", "a range without its end", "dlm-infer --model.name ./model --prompt 'a [MASK:4-]'", "[MASK:4-]"),
     case("prompt", "an empty stop string", """dlm-infer --model.name ./model --prompt a --sampler.stop '""'""", 'sampler.stop = ""', "an empty string"),
     case("prompt", "a stop string of a job that is a number", "dlm-infer --input in.jsonl", "in.jsonl line 1: sampler.stop", "expected a string or a list", files={"in.jsonl": '{"prompt": "x", "sampler": {"stop": [3]}}\n'}),
+    # exporting
+    case("export", "no target", "dlm-export ./model", "which model, and where to? dlm-export FOLDER --to OUT"),
+    case("export", "an unknown family", "dlm-export ./model --to out --family gpt", "--family: invalid choice: 'gpt'", "llada"),
+    case("export", "a family that cannot express the network", "dlm-export ./model --to out --family llama", "family = 'llama' cannot say shifted_logits = False", "leave family out"),
+    case("export", "a mixture's family for a dense network", "dlm-export ./model --to out --family llada_moe", "'llada_moe' is a mixture of experts, and this network is dense"),
+    case("export", "a block family for a network without blocks", "dlm-export ./model --to out --family sdar", "this model has no block_length", "convert(lm, 'block_causal', block_length=32)"),
+    case("export", "into the folder that is read", "dlm-export ./model --to model", "--to model is the folder that is read: give another"),
+    case("export", "into a folder of other files", "dlm-export ./model --to out", "out holds 'thesis.tex' and is no checkpoint", "--overwrite", files={"out/thesis.tex": ""}),
+    case("export", "into a file", "dlm-export ./model --to out", "out is a file: give a folder", files={"out": ""}),
+    case("export", "below a file", "dlm-export ./model --to out/model", "out/model cannot be written (", "give a folder that you may write to", files={"out": ""}),
+    case("export", "to a device", "dlm-export ./model --to /dev/full", "/dev/full is a file: give a folder"),
+    case("export", "a folder without a model", "dlm-export . --to out", "has no config.json, so it is not a checkpoint"),
+    case("export", "shards of no size", "dlm-export ./model --to out --max-shard-size 0", "--max-shard-size 0: a number of gigabytes above 0"),
 ]  # fmt: skip
 
 
@@ -152,6 +170,7 @@ def run(entry: Case) -> tuple[int, str]:
     import shlex
 
     for name, content in entry.files:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
     if "./model" in entry.argv or "./model" in str(entry.files):
         make_model(Path())

@@ -19,6 +19,8 @@ PROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 def test_public_names():
     assert dlm.__all__ == [
         "load",
+        "save",
+        "available",
         "generate",
         "infill",
         "score",
@@ -32,7 +34,7 @@ def test_public_names():
         "UserError",
         "__version__",
     ]
-    assert len(dlm.__all__) <= 15
+    assert len(dlm.__all__) <= 18
 
 
 @pytest.mark.parametrize("name", dlm.__all__)
@@ -60,7 +62,7 @@ LIGHT_STARTS = [
     "import dlm.config, dlm.inference.config, dlm.data.config, dlm.training.config, dlm.models.config",
     *(
         f"from dlm.cli.{name} import main; main(['--help'])"
-        for name in ("infer", "train", "prepare", "tokenizer", "bench", "replay", "trace")
+        for name in ("infer", "train", "prepare", "tokenizer", "bench", "replay", "trace", "export")
     ),
     *(
         f"from dlm.cli.{name} import main; main(['--print-config'])"

@@ -11,8 +11,9 @@ import numpy as np
 
 from dlm.data.config import DataConfig
 from dlm.data.documents import Row, columns, encode_rows, end_of_text
-from dlm.data.local import find_files, in_split, split_paths
+from dlm.data.local import find_files, split_paths
 from dlm.data.packing import PACKERS, Sample, sample_of
+from dlm.data.split import Split
 from dlm.data.table import mix
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
@@ -79,15 +80,25 @@ def _from_disk(folder: str, name: str, streaming: bool) -> Any:
 
 def dataset_rows(config: DataConfig, split: str) -> Iterator[Row]:
     """All rows of a split, once, in the dataset's order."""
+    side = _split(config, split)
+    return (row for row in _rows(config, split) if side.takes(row.key, row.key, split))
+
+
+def _rows(config: DataConfig, split: str) -> Iterator[Row]:
+    """All rows, of both sides."""
     rows = enumerate(open_dataset(config, split, config.streaming))
     while True:
         with _explained(str(config.dataset)):
             number, value = next(rows, (-1, None))
         if value is None:
             return
-        row = _row(value, config, number)
-        if in_split(row.key, config, split):
-            yield row
+        yield _row(value, config, number)
+
+
+def _split(config: DataConfig, split: str) -> Split:
+    """Which rows are held out; of a streamed dataset the first ones decide whether it has few."""
+    most = config.shuffle_buffer if config.streaming else None
+    return Split.of(config, ((row.key, row.key) for row in _rows(config, split)), most)
 
 
 def _row(value: Mapping[str, Any], config: DataConfig, number: int) -> Row:
@@ -172,6 +183,7 @@ class DatasetStream:
         dataset = open_dataset(config, split, streaming=True)
         self.buffer = ShuffleBuffer(dataset, config.shuffle_buffer, seed, str(config.dataset))
         self.packer = PACKERS[config.pack](length, end_of_text(tokenizer))
+        self.side = _split(config, split)
         self.index = 0
         self.documents = 0  # of this epoch: one without any would go round for ever
 
@@ -198,7 +210,7 @@ class DatasetStream:
             self.documents = 0
             return
         row = _row(drawn[1], self.config, drawn[0])
-        if not in_split(row.key, self.config, self.split):
+        if not self.side.takes(row.key, row.key, self.split):
             return
         for document in encode_rows([row], self.config, self.tokenizer):
             self.documents += self.packer.push(document)

@@ -9,11 +9,12 @@ from dlm import config as toml
 from dlm.diffusion.unmask import Rule, make_rule
 from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
+from dlm.inference.context import fitting
 from dlm.inference.messages import as_texts, is_conversation
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
 from dlm.inference.request import Request
-from dlm.models.lm import LM
+from dlm.models.lm import LM, require_lm
 
 
 class Options(TypedDict, total=False):
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
     max_num_requests: int
     deterministic: bool
     cuda_graphs: bool
+    allow_long: bool
     remasking: Literal["low_confidence", "random"]
     """LLaDA's name for `rule`."""
 
@@ -73,6 +75,7 @@ def continuations(
 
     Requests without a given id are numbered, or get random ids where they must be `unique` among all there ever were.
     """
+    require_lm(lm, where)
     gen_length, steps = given.get("gen_length", 128), given.get("steps")
     plan = Plan(config=lm.config, block_length=given.get("block_length"), steps=steps, open_ended=gen_length == "auto")
     block = plan.length_of_block(gen_length if isinstance(gen_length, int) else None)
@@ -84,7 +87,7 @@ def continuations(
     texts, ids = _stops(lm, settings, where)
     shared = {"plan": plan, "rule": rule, "settings": settings, "stop": stop_ids(lm) | ids, "stop_texts": texts}
     return [
-        Decoding(request=continuation(lm, prompt, length, name, **fields), **shared)
+        Decoding(request=fitting(lm, continuation(lm, prompt, length, name, **fields), plan, settings, name), **shared)
         for prompt, name, fields in _each(as_prompts(as_texts(lm, prompts)), request_ids, settings, unique)
     ]
 
@@ -99,6 +102,7 @@ def infillings(
     unique: bool = False,
 ) -> list[Decoding]:
     """Each prompt, `num_samples` times, to have its holes filled."""
+    require_lm(lm, where)
     if "gen_length" in given:
         raise UserError(f'{where}: unknown key "gen_length": a hole\'s length stands in the prompt, as in [MASK:12]')
     if given.get("stop"):
@@ -111,7 +115,12 @@ def infillings(
     lm.require_mask_id()
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps)
     return [
-        Decoding(request=infilling(lm, prompt, name, **fields), plan=plan, rule=rule, settings=settings)
+        Decoding(
+            request=fitting(lm, infilling(lm, prompt, name, **fields), plan, settings, name),
+            plan=plan,
+            rule=rule,
+            settings=settings,
+        )
         for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
     ]
 

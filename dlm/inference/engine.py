@@ -25,7 +25,7 @@ from dlm.inference.request import Generation, StepEvent
 from dlm.inference.scheduler import Scheduler, Turn
 from dlm.inference.sequence import Decision, Script, Sequence
 from dlm.inference.texts import TextStream, result_of
-from dlm.models.lm import LM
+from dlm.models.lm import LM, require_lm
 from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
 
@@ -92,6 +92,7 @@ class Engine:
         on_step: OnStep | None = None,
     ) -> None:
         given = {k: v for k, v in locals().items() if k in EngineConfig.model_fields}
+        require_lm(lm, "Engine()")
         self.lm, self.on_step = lm, on_step
         self.config = toml.check(EngineConfig, given, "Engine()")
         self.cache = cache_of(lm, self.config.cache)

@@ -99,7 +99,6 @@ def continuation(lm: LM, prompt: str | list[int], gen_length: int, where: str, *
         raise UserError(
             f"{where} is empty, and {lm.config.model_type} predicts each token from the one before it: give at least one"
         )
-    _check_room(lm, len(ids) + gen_length, f"{where} has {len(ids)} tokens; with gen_length = {gen_length} that is")
     return Request(ids=tuple(ids), gen_length=gen_length, **fields)
 
 
@@ -136,7 +135,6 @@ def infilling(lm: LM, prompt: str | list[int], where: str, **fields: Any) -> Req
             f"{where} begins with a hole, and {lm.config.model_type} predicts each token from the one before it: "
             "put at least one token first"
         )
-    _check_room(lm, len(ids), f"{where} has")
     return Request(ids=tuple(ids), holes=tuple(holes), pieces=None if texts is None else tuple(texts), **fields)
 
 
@@ -178,12 +176,6 @@ def _check_ids(lm: LM, ids: Sequence[int], where: str) -> None:
                 f"{where}: token id {token} at position {position} lies outside "
                 f"the vocabulary of {lm.config.vocab_size} tokens"
             )
-
-
-def _check_room(lm: LM, length: int, what: str) -> None:
-    limit = lm.config.max_position_embeddings
-    if lm.config.position_embedding == "learned" and length > limit:
-        raise UserError(f"{what} {length} positions, and model {lm.name!r} has learned only {limit}: make it shorter")
 
 
 def _has_hole(where: str) -> UserError:

@@ -106,5 +106,5 @@ def test_a_single_request_takes_no_range():
     with pytest.raises(UserError, match=r"\[MASK:4-16\]: one request has holes of one length each: dlm.infill chooses"):
         engine.add_request("a [MASK:4-16]", infill=True)
     lm = text_lm(position_embedding="learned", max_position_embeddings=16)
-    with pytest.raises(UserError, match="prompt 1 has 21 positions.* only 16"):
+    with pytest.raises(UserError, match="prompt 1 has 21 tokens.* only 16"):
         dlm.infill(lm, ["a[MASK:2-4]", "b[MASK:4-20]"])
