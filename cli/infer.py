@@ -1,10 +1,12 @@
 """`dlm-infer`: decode prompts, infill holes, solve Sudoku, chat. Knows no algorithm: it collects, calls `dlm`, and shows."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dlm.errors import UserError
 from dlm.inference.config import EngineConfig, InferConfig, JobConfig
 
 from .jobs import batches, collect, has_holes
@@ -64,13 +66,14 @@ def _work(config: InferConfig, options: Options) -> None:
         return chat(config)
     jobs = collect(config, options)
 
-    from .show import Printer, lm_of, recording
+    from .show import Printer, lm_of, names_of, recording
 
     output, trace = options.value("--output"), config.trace
     if int(os.environ.get("RANK", "0")) > 0:  # torchrun: all processes decode alike, the first one tells
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         output, trace = None, trace.model_copy(update={"enabled": False})
-    with Printer(config.output, output) as printer, recording(trace) as printer.store:
+    names = [name for job in jobs for name in names_of(job)]
+    with Printer(config.output, output) as printer, recording(trace, names) as printer.store:
         for batch in batches(jobs, 1 if printer.shows_steps else config.batch_size):
             decode(lm_of(batch[0].model), batch, printer, config.engine)
 
@@ -89,17 +92,29 @@ def decode(
     settings = batch[0].sampler.model_dump() | engine.model_dump(exclude_unset=True)
     if printer.store is not None:
         settings["trace"] = printer.store
-    with printer.watch(lm, batch[0]) as view:
-        on_step = None if view is None else view.on_step
-        if has_holes(batch[0]):
-            del settings["gen_length"], settings["stop"]  # the holes have their own length
-            results = dlm.infill(lm, prompts, request_ids=names, on_step=on_step, **settings)
-        else:
-            results = dlm.generate(lm, prompts, request_ids=names, on_step=on_step, **settings)
+    run = dlm.generate
+    if has_holes(batch[0]):
+        del settings["gen_length"], settings["stop"]  # the holes have their own length
+        run = dlm.infill
+    try:
+        with printer.watch(lm, batch[0]) as view:
+            on_step = None if view is None else view.on_step
+            results = run(lm, prompts, request_ids=names, on_step=on_step, **settings)
+    except KeyboardInterrupt as stop:
+        printer.interrupted(lm, batch, getattr(stop, "results", ()), said)
+        raise
+    except UserError as error:
+        raise UserError(_placed(str(error), batch)) from None
     for number, result in enumerate(results):  # the samples of one prompt stand next to each other
-        job = batch[number // batch[0].sampler.num_samples]
-        printer.show(lm, job, result, str(job.prompt if job.sudoku is None else job.sudoku) if said is None else said)
+        printer.show(lm, batch[number // batch[0].sampler.num_samples], result, said)
     return results
+
+
+def _placed(message: str, batch: Sequence[JobConfig]) -> str:
+    """A message about "prompt 3" with the place where that prompt was written."""
+    found = re.match(r"prompt (\d+)\b:?", message)
+    place = batch[int(found[1])].place if found is not None else ""
+    return message if found is None or not place else f"{place}:{message[found.end() :]}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A command line: config files, dotted overrides and a few plain flags. Knows no config's meaning and no algorithm."""
 
 import json
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from dlm.config import COMMAND_LINE, load, nearest, to_toml
 from dlm.errors import UserError
 from dlm.fields import Field, fields, holds_strings, members
 
+from . import streams
 from .waiting import wait_briefly
 
 
@@ -69,17 +69,7 @@ class Command:
 
     def run(self, work: Callable[..., None], argv: Sequence[str] | None = None) -> int:
         """Parse, answer --help and its like, else call `work(config, options)`. Returns the exit status."""
-        try:
-            self._run(work, sys.argv[1:] if argv is None else argv)
-        except UserError as error:
-            print(f"{self.name}: {error}", file=sys.stderr)
-            return 2
-        except KeyboardInterrupt:
-            return 130
-        except BrokenPipeError:  # the reader (head, less) has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
-        return 0
+        return streams.run(self.name, lambda: self._run(work, sys.argv[1:] if argv is None else argv))
 
     def _run(self, work: Callable[..., None], argv: Sequence[str]) -> None:
         options = self.parse(argv)

@@ -1,7 +1,6 @@
 """`dlm-replay`: show a stored trace again, step by step; check or fork it with its model. Knows no algorithm."""
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
 
-from .trace import Parser, add_common, run
+from .streams import run, to_json
+from .trace import Parser, add_common
 from .waiting import wait_briefly
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def _parser() -> Parser:
     add("--verify", action="store_true", help="run the model again, and compare every step")
     add("--fork-at", type=int, metavar="K", help="run on from step K with other settings; stores the child")
     add("--as", dest="name", metavar="ID", help="with --fork-at: the child's id")
+    add("--overwrite", action="store_true", help="with --as: replace a trace of that id")
     add("--model", help="with --verify and --fork-at: the model, where it is not where it was")
     add("--device", default="auto", help="with --verify and --fork-at: where to run (auto)")
     add("--version", action="store_true", help="print the version, and stop")
@@ -100,7 +101,7 @@ def _show(trace: "Trace", options: argparse.Namespace) -> None:
         return
     wanted = None if options.steps is None else _range(options.steps, trace.num_steps)
     if options.json:
-        print(json.dumps(_told(trace, wanted), ensure_ascii=False))
+        print(to_json(_told(trace, wanted)))
     elif wanted is None:
         print(trace.text())
     else:
@@ -184,7 +185,7 @@ def _verify(path: Path, trace: "Trace", options: argparse.Namespace) -> int:
             report = replay.verify(lm, trace, parents=store)
     else:
         report = replay.verify(lm, trace)
-    print(json.dumps(report.to_dict()) if options.json else report)
+    print(to_json(report.to_dict()) if options.json else report)
     return 0 if report.identical else 1
 
 
@@ -192,21 +193,28 @@ def _fork(path: Path, trace: "Trace", options: argparse.Namespace, rest: list[st
     """Run on from a step with other settings, and store the child."""
     if not 0 <= options.fork_at <= trace.num_steps:
         raise UserError(f"--fork-at {options.fork_at}: the trace has steps 0 to {trace.num_steps}")
-    settings, lm = _settings(rest), _model(trace, options)
-    from dlm import replay  # type: ignore[attr-defined]
+    settings = _settings(rest)
     from dlm.trace.store import TraceStore
+
+    with TraceStore(path) as store:
+        if options.name is not None and options.name in store and not options.overwrite:
+            raise UserError(
+                f"--as {options.name[:60]!r}: {path} has a trace of this id: give another id, or replace it with --overwrite"
+            )
+    lm = _model(trace, options)
+    from dlm import replay  # type: ignore[attr-defined]
 
     child = replay.fork(lm, trace, step=options.fork_at, request_id=options.name, **settings)
     tokenizer = child.meta.get("tokenizer")
     with TraceStore(path) as store:
         if child.pieces is not None and isinstance(tokenizer, str):
             store.add_pieces(tokenizer, child.pieces)
-        store.put(child)
+        store.put(child, overwrite=options.overwrite)
     if child.pieces is None:
         child.pieces = trace.pieces
     if options.html is not None:
         _page(Path(options.html), child)
-    print(json.dumps(_told(child, None), ensure_ascii=False) if options.json else child.text())
+    print(to_json(_told(child, None)) if options.json else child.text())
     print(f"stored as {child.request_id}", file=sys.stderr)
     return 0
 

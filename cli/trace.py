@@ -2,12 +2,13 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlm.errors import UserError
+
+from .streams import run, to_json
 
 if TYPE_CHECKING:
     from dlm.trace.store import TraceStore
@@ -43,20 +44,6 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 found += [name for parser in action.choices.values() for name in parser.known()]
         return found
-
-
-def run(name: str, work: Callable[[], int]) -> int:
-    """Do the work; mistakes become one message on standard error and exit status 2."""
-    try:
-        return work()
-    except UserError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -150,7 +137,7 @@ def _ls(store: "TraceStore", options: argparse.Namespace) -> None:
     if options.json:
         for row in rows:
             facts = {"request_id": row.request_id, "stored": iso(row.at), "context": row.context, "bytes": row.size}
-            print(json.dumps(facts, ensure_ascii=False))
+            print(to_json(facts))
         return
     for row in rows:
         print(f"{moment(row.at)}  {row.size:>8,} B  {_line(row.request_id)}")
@@ -174,7 +161,7 @@ def _show(store: "TraceStore", options: argparse.Namespace) -> None:
         **trace.meta,
     }
     if options.json:
-        print(json.dumps(facts, ensure_ascii=False))
+        print(to_json(facts))
         return
     for name, value in facts.items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -194,7 +181,7 @@ def _diff(store: "TraceStore", options: argparse.Namespace) -> int:
         write(Path(options.html), a, b)
     if options.json:
         first = None if found.first is None else vars(found.first)
-        print(json.dumps({"identical": found.identical, "first": first, "counts": found.counts, "facts": found.facts}))
+        print(to_json({"identical": found.identical, "first": first, "counts": found.counts, "facts": found.facts}))
     else:
         print(found)
     return 0 if found.identical else 1
@@ -254,7 +241,7 @@ def _local(time: str) -> str:
 
 
 def _tell(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
-    print(json.dumps(facts, ensure_ascii=False) if options.json else text)
+    print(to_json(facts) if options.json else text)
 
 
 def _line(text: str) -> str:

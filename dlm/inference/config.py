@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from dlm.trace.config import TraceConfig
 
@@ -207,6 +207,21 @@ class JobConfig(BaseModel):
     )
     model: ModelSection = Field(default=ModelSection(), description="This job's model; [model] when absent.")
     sampler: SamplerConfig = Field(default=SamplerConfig(), description="This job's sampler; [sampler] when absent.")
+    _place: str = PrivateAttr(default="")
+
+    @field_validator("title", "request_id", "prompt", "sudoku")
+    @classmethod
+    def _is_text(cls, text: str | None) -> str | None:
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"is no Unicode text: character {error.start} is half of a surrogate pair") from None
+        return text
+
+    @property
+    def place(self) -> str:
+        """Where it was written, for messages: a file's line, an option."""
+        return self._place
 
     @model_validator(mode="after")
     def _fits_together(self) -> "JobConfig":

@@ -21,10 +21,10 @@ from dlm.inference.memory import page_count
 from dlm.inference.pages import PagePool
 from dlm.inference.prompts import Prompt
 from dlm.inference.recording import Listener, Recorder, Recording, Store, finish, note
-from dlm.inference.request import Generation, StepEvent
+from dlm.inference.request import Generation, Interrupted, StepEvent
 from dlm.inference.scheduler import Scheduler, Turn
 from dlm.inference.sequence import Decision, Script, Sequence
-from dlm.inference.texts import TextStream, result_of
+from dlm.inference.texts import TextStream, partial_of, result_of
 from dlm.models.lm import LM, require_lm
 from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
@@ -203,23 +203,39 @@ class Engine:
         return self.run(continuations(self.lm, prompts, settings, where="generate()", request_ids=names))
 
     def run(self, decodings: Sized[Decoding]) -> list[Generation]:
-        """Submit all and step until they are done. Events of other requests wait for the next `step`."""
-        names = [self.submit(decoding) for decoding in decodings]
+        """Submit all and step until they are done. Events of other requests wait for the next `step`.
+
+        All or none are submitted. Ctrl-C ends them, and is raised as `Interrupted`, which holds what there is of them.
+        """
+        names: list[str] = []
         results: dict[str, Generation] = {}
         others: list[Event] = []
-        while len(results) < len(names):
-            for event in self.step():
-                if event.request_id not in names:
-                    others.append(event)
-                elif event.error is not None:
-                    for name in set(names) & self.sequences.keys():
-                        self.cancel(name)
-                    self.news = [*others, *self.news]
-                    raise UserError(f"request {event.request_id!r}: {event.error}")
-                elif event.result is not None:
-                    results[event.request_id] = event.result
-        self.news = [*others, *self.news]
+        try:
+            for decoding in decodings:
+                names.append(self.submit(decoding))  # noqa: PERF401 (those before a refused one are cancelled)
+            while len(results) < len(names):
+                for event in self.step():
+                    if event.request_id not in names:
+                        others.append(event)
+                    elif event.error is not None:
+                        raise UserError(f"request {event.request_id!r}: {event.error}")
+                    elif event.result is not None:
+                        results[event.request_id] = event.result
+        except KeyboardInterrupt:
+            raise Interrupted([r for name in names if (r := results.get(name) or self._so_far(name))]) from None
+        finally:
+            for name in set(names) & self.sequences.keys():
+                self.cancel(name)
+            self.news = [*others, *(event for event in self.news if event.request_id not in names)]
         return [results[name] for name in names]
+
+    def _so_far(self, name: str) -> Generation | None:
+        """What there is of a request under way; None before its first forward."""
+        seq = self.sequences.get(name)
+        if seq is None or not seq.nfe:
+            finished = (event.result for event in self.news if event.request_id == name)
+            return next((result for result in finished if result is not None), None)
+        return partial_of(self.lm, seq.request, seq.outcome(), seq.masked.tolist())
 
     def stats(self) -> Stats:
         pages = self.pool.count()

@@ -72,7 +72,7 @@ def _hole_lengths(digits: str, spelt: str, where: str) -> tuple[int, int]:
 def as_prompts(prompts: Any) -> list[str | list[int]]:
     """A list of prompts from what users give: strings, id lists, arrays, or a single one of these."""
     if isinstance(prompts, str):
-        return [prompts]
+        return [_as_prompt(prompts, "prompt 0")]
     if hasattr(prompts, "tolist"):
         prompts = prompts.tolist()
     if not isinstance(prompts, Sequence):
@@ -155,6 +155,13 @@ def _is_id(entry: Any) -> bool:
 
 def _as_prompt(prompt: Any, where: str) -> str | list[int]:
     if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{where} is no Unicode text: character {error.start} is {ascii(prompt[error.start])[1:-1]}, half of a "
+                "surrogate pair"
+            ) from None
         return prompt
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()

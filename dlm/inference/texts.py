@@ -2,15 +2,44 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import groupby
 
 from dlm.inference.decoding import Decoding
 from dlm.inference.request import Generation, Outcome, Request
 from dlm.models.lm import LM
 
+UNDECIDED = "░"
+
 
 def result_of(lm: LM, decoding: Decoding, outcome: Outcome) -> Generation:
     """A finished canvas as users see it."""
     return _filled(lm, decoding.request, outcome) if decoding.request.holes else _continued(lm, decoding, outcome)
+
+
+def partial_of(lm: LM, request: Request, outcome: Outcome, masked: Sequence[bool]) -> Generation:
+    """An unfinished canvas as users see it: masks as ░, without those that follow the last token of a continuation."""
+    filled = bool(request.holes)
+    start, end = len(request.ids), min(len(outcome.ids), len(request.ids) + request.gen_length)
+    positions = [at for hole in request.holes for at in hole] or list(range(start, end))
+    while not filled and positions and masked[positions[-1]]:
+        positions.pop()
+    text = ""
+    if lm.tokenizer is not None:
+        shown = range(len(outcome.ids)) if filled else positions
+        for undecided, run in groupby(shown, key=lambda at: masked[at]):
+            tokens = [outcome.ids[at] for at in run]
+            text += UNDECIDED * len(tokens) if undecided else lm.decode(tokens)
+    decided = sum(not masked[at] for at in positions)
+    return Generation(
+        text=text,
+        tokens=[outcome.ids[at] for at in positions],
+        nfe=outcome.nfe,
+        tpf=decided / outcome.nfe,
+        finish_reason="interrupted",
+        request_id=request.request_id,
+        sample=request.sample,
+        steps=[outcome.when[at] for at in positions],
+    )
 
 
 class TextStream:

@@ -212,5 +212,6 @@ class Writer:
 
 def taken(request_id: str) -> DuplicateTrace:
     return DuplicateTrace(
-        f"trace {request_id[:60]!r}: the store has one of this id; give another id, or overwrite=True"
+        f"trace {request_id[:60]!r}: the store has one of this id; give another id, or replace it: overwrite=True of "
+        "TraceStore or put, --trace.overwrite of dlm-infer, --overwrite of dlm-replay"
     )
