@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     name="dlm-infer",
-    summary="Write text, fill in [MASK:12] holes (twelve tokens long) and solve Sudoku by masked diffusion. "
+    summary="Write text, fill in holes ([MASK:12] is twelve tokens long, [MASK:4-16] as long as fits best) and solve "
+    "Sudoku by masked diffusion. "
     "Standard input is the prompt when it is not a terminal and no other is given.",
     config=InferConfig,
     flags=(

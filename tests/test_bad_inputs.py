@@ -115,6 +115,13 @@ CASES = [
     case("prompt", "a hole of unknown length", "dlm-infer --model.name ./model --prompt 'a [MASK:x]'", "[MASK:x]"),
     case("prompt", "a Sudoku of 80 cells", MY, "job 0: sudoku has 80 cells", files=config(f'[model]\nname = "./model"\n[[job]]\nsudoku = "{PUZZLE[1:]}"')),
     case("prompt", "a Sudoku that breaks its rules", MY, "5 twice", files=config(f'[model]\nname = "./model"\n[[job]]\nsudoku = "55{PUZZLE[2:]}"')),
+    # features
+    case("prompt", "a range that falls", "dlm-infer --model.name ./model --prompt 'a [MASK:16-4]'", "[MASK:16-4]", "as in [MASK:4-16]"),
+    case("prompt", "a range from nothing", "dlm-infer --model.name ./model --prompt 'a [MASK:0-3]'", "[MASK:0-3]", "from 1 to"),
+    case("prompt", "a range beyond all bounds", "dlm-infer --model.name ./model --prompt 'a [MASK:1-100000]'", "[MASK:1-100000]", "from 1 to 65536"),
+    case("prompt", "a range without its end", "dlm-infer --model.name ./model --prompt 'a [MASK:4-]'", "[MASK:4-]"),
+    case("prompt", "an empty stop string", """dlm-infer --model.name ./model --prompt a --sampler.stop '""'""", 'sampler.stop = ""', "an empty string"),
+    case("prompt", "a stop string of a job that is a number", "dlm-infer --input in.jsonl", "in.jsonl line 1: sampler.stop", "expected a string or a list", files={"in.jsonl": '{"prompt": "x", "sampler": {"stop": [3]}}\n'}),
     # exporting
     case("export", "no target", "dlm-export ./model", "which model, and where to? dlm-export FOLDER --to OUT"),
     case("export", "an unknown family", "dlm-export ./model --to out --family gpt", "--family: invalid choice: 'gpt'", "llada"),

@@ -4,17 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dlm.diffusion.bound import estimate
 from dlm.errors import UserError
+from dlm.models.lm import LM, require_lm
 from dlm.training.scoring import need_token, sequence_nats
-
-if TYPE_CHECKING:
-    from dlm.models.lm import LM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +34,7 @@ class Score:
 
 
 def score(
-    lm: "LM",
+    lm: LM,
     texts: str | Sequence[str | tuple[str, str]],
     *,
     draws: int = 32,
@@ -61,6 +58,7 @@ def score(
 
     Raises UserError for what is no text, and for a text longer than the model's context.
     """
+    require_lm(lm, "score()")
     for name, value, least in (("draws", draws, 2), ("batch_size", batch_size, 1)):
         if value < least:
             why = ": one draw has no standard error" if name == "draws" else ""
@@ -99,13 +97,15 @@ def _listed(texts: object) -> Sequence[object]:
     if isinstance(texts, str):
         return [texts]
     if not isinstance(texts, Sequence):
-        raise UserError(f"texts must be a list of strings or of pairs (context, continuation), not {type(texts).__name__}")
+        raise UserError(
+            f"texts must be a list of strings or of pairs (context, continuation), not {type(texts).__name__}"
+        )
     if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts):
         raise UserError("texts is a single pair: write [(context, continuation)], or a list for two texts")
     return texts
 
 
-def _item(lm: "LM", text: object, where: str) -> _Item:
+def _item(lm: LM, text: object, where: str) -> _Item:
     pair = ("", text) if isinstance(text, str) else text
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
         raise UserError(f"{where} is {str(text)[:60]!r}: give a string, or a pair of them (context, continuation)")
@@ -114,14 +114,16 @@ def _item(lm: "LM", text: object, where: str) -> _Item:
     if after and not before and (kind == "causal" or config.shifted_logits):
         why = f"{config.model_type} predicts each token from the one before it, the first one from end-of-text"
         before = [need_token(lm.network, "eos_token_id", why)]
-    length, limit = len(before) + len(after), config.max_position_embeddings
+    length, limit = len(before) + len(after), config.context_length
     if length > limit:
-        raise UserError(f"{where} has {length} tokens, and model {lm.name!r} has a context of {limit}: score it in parts")
+        raise UserError(
+            f"{where} has {length} tokens, and model {lm.name!r} has a context of {limit}: score it in parts"
+        )
     address = blake2b(repr(before if pair[0] else after).encode(), digest_size=4).digest()
     return _Item(before + after, len(after), size, int.from_bytes(address, "little"))
 
 
-def _tokens(lm: "LM", context: str, text: str, where: str) -> tuple[list[int], list[int], int]:
+def _tokens(lm: LM, context: str, text: str, where: str) -> tuple[list[int], list[int], int]:
     """Ids of the context and of what is scored, and the bytes of that."""
     for part in (context, text):
         if any("\ud800" <= character <= "\udfff" for character in part):
@@ -135,7 +137,7 @@ def _tokens(lm: "LM", context: str, text: str, where: str) -> tuple[list[int], l
     return before, whole[len(before) :] if joined else _encode(lm, text), len(text.encode())
 
 
-def _encode(lm: "LM", text: str) -> list[int]:
+def _encode(lm: LM, text: str) -> list[int]:
     """Ids of a text; what is spelt like the mask is text."""
     tokenizer = lm.require_tokenizer()
     ids, mask = tokenizer.encode(text), tokenizer.backend_token(lm.mask_id)
@@ -153,7 +155,7 @@ def _batches(items: Sequence[_Item], size: int) -> Iterator[list[int]]:
 
 
 @torch.no_grad()
-def _nats(lm: "LM", items: Sequence[_Item], draws: int, seed: int) -> Tensor:
+def _nats(lm: LM, items: Sequence[_Item], draws: int, seed: int) -> Tensor:
     """(items, draws), or one column where it is exact."""
     lengths = torch.tensor([len(item.ids) for item in items])
     ids = torch.zeros(len(items), int(lengths.max()), dtype=torch.long)

@@ -200,7 +200,7 @@ class JobConfig(BaseModel):
     title: str = Field(default="", description="Heading of what is shown.")
     request_id: str = Field(default="", description="Returned with the result; the job's number from 0 when empty.")
     prompt: str | None = Field(
-        default=None, description="Text to continue, or to fill where it says [MASK:12] (twelve tokens)."
+        default=None, description="Text to continue, or to fill where it says [MASK:12] (twelve tokens) or [MASK:4-16]."
     )
     sudoku: str | None = Field(
         default=None, description="81 cells row by row; 0 or . is empty; spaces and lines are ignored."

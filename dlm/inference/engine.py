@@ -120,6 +120,7 @@ class Engine:
     ) -> str:
         """Queue a prompt and return its id; settings are those of `dlm.generate` (or, with `infill`, `dlm.infill`).
 
+        A conversation is a prompt too. Holes have one length each: `dlm.infill` chooses it where a prompt gives a range.
         Raises UserError for settings that do not fit, for an id that is already under way, and for a request that
         could never run in this engine.
         """

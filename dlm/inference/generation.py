@@ -28,6 +28,7 @@ def generate(
     threshold: float = 0.9,
     seed: int = 0,
     *,
+    stop: str | Sequence[str] = (),
     cache: Cache = "auto",
     trace: Store | None = None,
     request_ids: Sequence[str] | None = None,
@@ -37,16 +38,24 @@ def generate(
 ) -> list[Generation]:
     """Continue each prompt by `gen_length` tokens, or until end-of-text; results are in the order of the prompts.
 
+    A prompt is a text, a list of token ids, or a conversation: a list of messages {"role": …, "content": …}, which goes
+    through the model's chat template (`lm.chat`). `prompts` is one prompt or a list of them, of any kinds.
+
     `block_length` is 32 (all of a shorter generation; the family's own for block-causal ones) and `steps` 128 in all,
     rounded down to whole steps a block, unless given. With gen_length="auto" blocks are added until end-of-text or
     `max_gen_length`, and `steps` counts those of one block. Causal families go token by token, whatever these say.
+
+    `stop` is a string or several: a result ends as soon as one of them stands in its settled text, and its `.text` is
+    cut before it. `.tokens` goes on to the token that completed it, as it goes on to end-of-text, so a cut may lie
+    within a token. The name of a special token may be a stop string too.
+
     `num_samples` results a prompt stand next to each other. `cache` is the engine's: "auto" changes no token, "prefix"
-    and "dual" approximate; `trace` (a `dlm.TraceStore`) records every step under the request's id, which is a random one unless
-    given. `options` may name its other settings too (`EngineConfig`). Results do not depend on `batch_size`, the number of requests under way at a time. Raises
-    UserError for what cannot be done.
+    and "dual" approximate; `trace` (a `dlm.TraceStore`) records every step under the request's id, which is a random one
+    unless given. `options` may name its other settings too (`EngineConfig`). Results do not depend on `batch_size`, the
+    number of requests under way at a time. Raises UserError for what cannot be done.
     """
     given, engine = _given(locals(), options)
-    given["gen_length"] = gen_length
+    given |= {"gen_length": gen_length, "stop": stop}
     decodings = continuations(lm, prompts, given, where="generate()", request_ids=request_ids, unique=trace is not None)
     return _run(lm, decodings, engine, batch_size, trace, on_step)
 
@@ -70,6 +79,13 @@ def infill(
     **options: Unpack[Options],
 ) -> list[Generation]:
     """Fill the holes of each prompt: `[MASK:12]` in a text, runs of mask ids in a list of tokens.
+
+    `[MASK:4-16]` is a hole of four to sixteen tokens. Its length is chosen first, by how sure the model is of the empty
+    hole's tokens over how sure it is where the text ends with the hole (CAL, arXiv 2602.00476, with its bias measured on
+    the prompt instead of fitted to the model): two forwards a length, at most 32 at a time for a wide range, which
+    is searched from coarse to fine. Several such holes are settled from left to right. Only the chosen length is
+    decoded, shown and recorded, as if it had been given; `.nfe` counts the forwards of the choice too, in each sample.
+    A small model cannot tell lengths well, and likes short ones: give it a narrow range.
 
     All holes are filled together in up to `steps` (128) steps, or `block_length` positions at a time from the left,
     which shares the steps out. Text on both sides is seen as far as the family's attention reaches. End-of-text in a

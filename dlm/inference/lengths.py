@@ -15,6 +15,7 @@ import numpy as np
 from dlm.inference.decoding import Decoding, infillings
 from dlm.inference.engine import Engine
 from dlm.inference.prompts import Piece, parse_holes, spell
+from dlm.inference.request import Interrupted
 from dlm.inference.sequence import Sequence as Running
 from dlm.models.lm import LM
 
@@ -111,7 +112,10 @@ def _scores(lm: LM, probes: list[Probe], run: Run) -> list[Score]:
     listener = _Listener()
     engine = run(decodings)
     engine.recording = listener
-    engine.run(decodings)
+    try:
+        engine.run(decodings)
+    except Interrupted:
+        raise Interrupted([]) from None  # what it holds is no result of the user's prompts
     scores = []
     for number, last in enumerate(alone):
         hole = last.request.holes[-1]  # it has this number in the whole prompt too

@@ -1,7 +1,7 @@
 """Prompts as users write them, made requests: text or token ids, with or without holes. Knows nothing of sampling."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,8 @@ from dlm.errors import UserError
 from dlm.inference.request import Request
 from dlm.models.lm import LM
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""A text, token ids or, where it is to be continued, a conversation of messages {"role": …, "content": …}."""
 
 HOLE = re.compile(r"(?P<escape>\\)?\[MASK(?::(?P<length>[^\]\s]{1,20}))?\]")
 MAX_HOLE = 65_536

@@ -7,6 +7,7 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.inference.prompts import Piece, parse_holes, spell
+from dlm.inference.request import Interrupted
 from tests.evaluation.knowing import Knowing
 from tests.evaluation.knowing import text_lm as knowing_lm
 
@@ -108,3 +109,16 @@ def test_a_single_request_takes_no_range():
     lm = text_lm(position_embedding="learned", max_position_embeddings=16)
     with pytest.raises(UserError, match="prompt 1 has 21 tokens.* only 16"):
         dlm.infill(lm, ["a[MASK:2-4]", "b[MASK:4-20]"])
+
+
+def test_an_interrupted_choice_has_no_results():
+    lm = text_lm()
+
+    def interrupt(module, inputs):
+        raise KeyboardInterrupt
+
+    hook = lm.network.layers[0].register_forward_pre_hook(interrupt)
+    with pytest.raises(Interrupted) as caught:
+        dlm.infill(lm, "a[MASK:2-4]b")
+    hook.remove()
+    assert caught.value.results == []
