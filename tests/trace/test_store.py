@@ -137,10 +137,9 @@ def test_a_full_queue_blocks_or_raises(tmp_path):
     gate.clear()
     with TraceStore(tmp_path / "t.db", queue_size=1) as store:
         threading.Timer(0.2, gate.set).start()
-        started = time.monotonic()
         for name in "def":
             store.put(slow(name))
-        assert time.monotonic() - started > 0.1
+        assert gate.is_set()  # the third put waited for the first trace to be made
         assert len(store) == 5
 
 
