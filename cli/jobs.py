@@ -14,6 +14,7 @@ from dlm.errors import UserError
 from dlm.inference.config import InferConfig, JobConfig
 
 from .options import Options
+from .streams import standard_input
 
 HOLE = re.compile(r"(?<!\\)\[MASK(:[^\]\s]{1,20})?\]")  # as dlm.infill reads it; \[MASK] is just text
 SOURCES = ("--prompt", "--prompt-file", "--input", "--chat")
@@ -123,11 +124,13 @@ def _job(config: InferConfig, prompt: str) -> JobConfig:
 
 def _text(name: str) -> str:
     """A prompt file, without the line end that editors put last. `-` is standard input."""
+    if name == "-":
+        return unicode(standard_input().read(), "standard input").removesuffix("\n")
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8", "surrogateescape")
+        text = Path(name).read_text("utf-8", "surrogateescape")
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise UserError(f"{name[:80]}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return unicode(text, "standard input" if name == "-" else name).removesuffix("\n")
+    return unicode(text, name).removesuffix("\n")
 
 
 def _lines(config: InferConfig, name: str) -> Iterator[tuple[JobConfig, str]]:

@@ -1,4 +1,4 @@
-"""Standard output and how a command ends: its exit status, one line instead of a traceback. Knows no command."""
+"""Standard streams, and how a command ends: its exit status, one line instead of a traceback. Knows no command."""
 
 import errno
 import json
@@ -35,6 +35,15 @@ def run(name: str, work: Callable[[], int | None]) -> int:
         _drop_the_rest()
         print(f"{name}: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)
         return 2
+
+
+def standard_input() -> Any:
+    """Standard input, read as UTF-8 whatever the locale says; bytes that are none come as surrogates."""
+    if sys.stdin is None:
+        raise UserError("standard input is closed")
+    if hasattr(sys.stdin, "reconfigure"):  # a stream of a test has no such thing
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    return sys.stdin
 
 
 def to_json(value: Any) -> str:
