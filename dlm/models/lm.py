@@ -102,11 +102,11 @@ class LM:
         """Logits of the token at each position in `rows`; see `Transformer.predict`."""
         return self.network.predict(input_ids, rows, positions, valid, attention)
 
-    def save(self, folder: str | Path, **options: Any) -> None:
+    def save(self, folder: str | Path, family: str | None = None, **options: Any) -> None:
         """`dlm.save(self, folder, …)`, without modelling code unless code=True; unmerged adapters are written alone."""
         from dlm.models import export
 
-        export.save(self, folder, **{"code": False, **options})
+        export.save(self, folder, family, **{"code": False, **options})
 
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.network.parameters())

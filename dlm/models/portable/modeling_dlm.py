@@ -270,7 +270,6 @@ class DLMForMaskedLM(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["DLMLayer"]  # noqa: RUF012 (transformers reads a plain list)
-    _keep_in_fp32_modules_strict = ["router.bias"]  # noqa: RUF012 (rounded, it would choose other experts)
     _supports_sdpa = True
 
     def __init__(self, config: DLMConfig) -> None:
@@ -279,6 +278,8 @@ class DLMForMaskedLM(PreTrainedModel):
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+        # Rounded, it would choose other experts. Set here because transformers 4 refuses a name that no module has.
+        self._keep_in_fp32_modules_strict = {"router.bias"}
 
     def _init_weights(self, module: nn.Module) -> None:
         for name, parameter in module.named_parameters(recurse=False):
