@@ -2,12 +2,13 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlm.errors import UserError
+
+from .streams import run, to_json
 
 if TYPE_CHECKING:
     from dlm.trace.store import TraceStore
@@ -43,20 +44,6 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 found += [name for parser in action.choices.values() for name in parser.known()]
         return found
-
-
-def run(name: str, work: Callable[[], int]) -> int:
-    """Do the work; mistakes become one message on standard error and exit status 2."""
-    try:
-        return work()
-    except UserError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -143,26 +130,27 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _ls(store: "TraceStore", options: argparse.Namespace) -> None:
-    from dlm.trace.times import moment
+    from dlm.trace.times import iso, moment
 
     wanted = {"model": options.model, "since": options.since}
     rows = store.find(**wanted, newest=options.n if options.n is not None else 2**31)
     if options.json:
         for row in rows:
-            print(json.dumps(row._asdict(), ensure_ascii=False))
+            facts = {"request_id": row.request_id, "stored": iso(row.at), "context": row.context, "bytes": row.size}
+            print(to_json(facts))
         return
     for row in rows:
         print(f"{moment(row.at)}  {row.size:>8,} B  {_line(row.request_id)}")
 
 
 def _show(store: "TraceStore", options: argparse.Namespace) -> None:
-    from dlm.trace.times import moment
+    from dlm.trace.times import iso, moment
 
     trace = store[options.id]
     trace.check()
     facts = {
         "request_id": trace.request_id,
-        "stored": moment(trace.at),
+        "stored": iso(trace.at) if options.json else moment(trace.at),
         "tokens": trace.length,
         "prompt": trace.prompt_length,
         "steps": trace.num_steps,
@@ -173,7 +161,7 @@ def _show(store: "TraceStore", options: argparse.Namespace) -> None:
         **trace.meta,
     }
     if options.json:
-        print(json.dumps(facts, ensure_ascii=False))
+        print(to_json(facts))
         return
     for name, value in facts.items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -193,7 +181,7 @@ def _diff(store: "TraceStore", options: argparse.Namespace) -> int:
         write(Path(options.html), a, b)
     if options.json:
         first = None if found.first is None else vars(found.first)
-        print(json.dumps({"identical": found.identical, "first": first, "counts": found.counts, "facts": found.facts}))
+        print(to_json({"identical": found.identical, "first": first, "counts": found.counts, "facts": found.facts}))
     else:
         print(found)
     return 0 if found.identical else 1
@@ -239,11 +227,21 @@ def _train_dict(store: "TraceStore", options: argparse.Namespace) -> None:
 
 def _stats(store: "TraceStore", options: argparse.Namespace) -> None:
     stats = store.stats()
-    _tell(options, stats, "\n".join(f"{name + ':':<24}{value}" for name, value in stats.items()))
+    text = stats | {name: "none" if stats[name] is None else _local(stats[name]) for name in ("first", "last")}
+    text["models"] = ", ".join(f"{_line(model)}: {count}" for model, count in stats["models"].items()) or "none"
+    text["dictionaries"] = ", ".join(map(str, stats["dictionaries"])) or "none"
+    _tell(options, stats, "\n".join(f"{name + ':':<24}{value}" for name, value in text.items()))
+
+
+def _local(time: str) -> str:
+    """A time in ISO 8601 as local time, as `ls` shows it."""
+    from datetime import datetime
+
+    return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _tell(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
-    print(json.dumps(facts, ensure_ascii=False) if options.json else text)
+    print(to_json(facts) if options.json else text)
 
 
 def _line(text: str) -> str:

@@ -84,7 +84,7 @@ CASES = [
     case("config", "an option without its value", "dlm-train --train.lr", "--train.lr needs a value"),
     case("config", "a stray word", "dlm-infer hello", 'unexpected word "hello"'),
     case("config", "two kinds of job in one", MY, "[job.0]", "both `prompt` and `sudoku`", files=config(f'[[job]]\nprompt = "x"\nsudoku = "{PUZZLE}"')),
-    case("config", "warm-up beyond the end", "dlm-train --train.steps 10", "train.warmup_steps = 50", "train.steps = 10"),
+    case("config", "warm-up beyond the end", "dlm-train --train.steps 10 --train.warmup_steps 50", "train.warmup_steps = 50", "train.steps = 10"),
     case("config", "a model without heads", "dlm-train --model.num_attention_heads 0", "model.num_attention_heads = 0: must be greater than 0"),
     case("config", "a vocabulary smaller than its bytes", "dlm-tokenizer --vocab_size 100", "vocab_size = 100: must be greater than or equal to 260"),
     case("data", "no such file", TEXT, "none.txt", files=config('[data]\nsource = "text"\npaths = ["none.txt"]')),
@@ -115,6 +115,13 @@ CASES = [
     case("prompt", "a hole of unknown length", "dlm-infer --model.name ./model --prompt 'a [MASK:x]'", "[MASK:x]"),
     case("prompt", "a Sudoku of 80 cells", MY, "job 0: sudoku has 80 cells", files=config(f'[model]\nname = "./model"\n[[job]]\nsudoku = "{PUZZLE[1:]}"')),
     case("prompt", "a Sudoku that breaks its rules", MY, "5 twice", files=config(f'[model]\nname = "./model"\n[[job]]\nsudoku = "55{PUZZLE[2:]}"')),
+    # features
+    case("prompt", "a range that falls", "dlm-infer --model.name ./model --prompt 'a [MASK:16-4]'", "[MASK:16-4]", "as in [MASK:4-16]"),
+    case("prompt", "a range from nothing", "dlm-infer --model.name ./model --prompt 'a [MASK:0-3]'", "[MASK:0-3]", "from 1 to"),
+    case("prompt", "a range beyond all bounds", "dlm-infer --model.name ./model --prompt 'a [MASK:1-100000]'", "[MASK:1-100000]", "from 1 to 65536"),
+    case("prompt", "a range without its end", "dlm-infer --model.name ./model --prompt 'a [MASK:4-]'", "[MASK:4-]"),
+    case("prompt", "an empty stop string", """dlm-infer --model.name ./model --prompt a --sampler.stop '""'""", 'sampler.stop = ""', "an empty string"),
+    case("prompt", "a stop string of a job that is a number", "dlm-infer --input in.jsonl", "in.jsonl line 1: sampler.stop", "expected a string or a list", files={"in.jsonl": '{"prompt": "x", "sampler": {"stop": [3]}}\n'}),
     # exporting
     case("export", "no target", "dlm-export ./model", "which model, and where to? dlm-export FOLDER --to OUT"),
     case("export", "an unknown family", "dlm-export ./model --to out --family gpt", "--family: invalid choice: 'gpt'", "llada"),
@@ -128,6 +135,21 @@ CASES = [
     case("export", "to a device", "dlm-export ./model --to /dev/full", "/dev/full is a file: give a folder"),
     case("export", "a folder without a model", "dlm-export . --to out", "has no config.json, so it is not a checkpoint"),
     case("export", "shards of no size", "dlm-export ./model --to out --max-shard-size 0", "--max-shard-size 0: a number of gigabytes above 0"),
+    # errors
+    case("prompt", "a prompt beyond the context", f"{LOAD} --prompt-file long.txt --sampler.gen_length 8".replace(" --prompt x", ""), "long.txt: has 3001 tokens", "gen_length = 8", "3009 positions", "made for 2048 positions", "--allow-long", files={"long.txt": "abc" * 1000 + "d"}),
+    case("prompt", "a generation beyond the context", f"{LOAD} --sampler.gen_length 4096", "--prompt: has 1 tokens; with gen_length = 4096 that is 4097 positions", "made for 2048"),
+    case("prompt", "a hole beyond the context", "dlm-infer --model.name ./model --prompt 'a [MASK:9999]'", "--prompt: has", "made for 2048 positions"),
+    case("config", "a billion tokens", f"{LOAD} --sampler.gen_length 1000000000", "gen_length = 1000000000", "1048576 tokens at most"),
+    case("config", "a billion steps", f"{LOAD} --sampler.steps 1000000000", "sampler.steps = 1000000000: must be less than or equal to 1048576"),
+    case("config", "a billion samples", f"{LOAD} --sampler.num_samples 1000000000", "sampler.num_samples = 1000000000: must be less than or equal to 65536"),
+    case("config", "an endless temperature", f"{LOAD} --sampler.temperature inf", "sampler.temperature", "finite number"),
+    case("prompt", "half a character", "dlm-infer --input in.jsonl", "in.jsonl line 2: is no Unicode text: character 1 is \\ud800", files={"in.jsonl": '"good"\n"x\\ud800"\n'}),
+    case("prompt", "half a character in an id", "dlm-infer --input in.jsonl", "in.jsonl line 1: request_id", "half of a surrogate pair", files={"in.jsonl": '{"prompt": "x", "request_id": "\\udfff"}\n'}),
+    case("prompt", "a prompt file that is no text", "dlm-infer --prompt-file a.txt", "a.txt: is no UTF-8 text: invalid start byte at byte 2 (0xff)", files={"a.txt": b"ab\xff"}),
+    case("prompt", "a request line nested without end", "dlm-infer --input in.jsonl", "in.jsonl line 1: cannot be read as JSON", files={"in.jsonl": "[" * 100_000}),
+    case("prompt", "a request id that two lines have", "dlm-infer --input in.jsonl", "in.jsonl line 2: request_id '7' is that of in.jsonl line 1", files={"in.jsonl": '{"prompt": "x", "request_id": 7}\n{"prompt": "y", "request_id": "7"}\n'}),
+    case("output", "a folder that is a file", "dlm-infer --prompt x --output my.toml/out.jsonl", "my.toml/out.jsonl: cannot be written: Not a directory", files=config("")),
+    case("output", "a store in a file", "dlm-infer --prompt x --trace --trace.store my.toml/t.db", "my.toml/t.db: its folder cannot be made", files=config("")),
 ]  # fmt: skip
 
 

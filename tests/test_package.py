@@ -20,8 +20,10 @@ def test_public_names():
     assert dlm.__all__ == [
         "load",
         "save",
+        "available",
         "generate",
         "infill",
+        "score",
         "train",
         "Engine",
         "Generation",
@@ -32,7 +34,7 @@ def test_public_names():
         "UserError",
         "__version__",
     ]
-    assert len(dlm.__all__) <= 15
+    assert len(dlm.__all__) <= 18
 
 
 @pytest.mark.parametrize("name", dlm.__all__)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ PLAIN = (
     "{{ eos_token if m['role'] == 'assistant' else '' }}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
+MOST_CHARACTERS = 200_000
+"""Of a template; published ones have a few thousand."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,16 @@ class Turns:
     """A conversation as text pieces, each wholly prompt or wholly answer."""
 
     pieces: tuple[tuple[str, bool], ...]  # (text, is_answer)
+
+
+def read_template(file: Path) -> str:
+    """The text of a chat_template.jinja."""
+    try:
+        if file.stat().st_size <= MOST_CHARACTERS:
+            return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+    raise UserError(f"{file} has {file.stat().st_size:,} bytes; the limit for a chat template is {MOST_CHARACTERS:,}")
 
 
 def render(

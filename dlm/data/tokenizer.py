@@ -2,6 +2,7 @@
 
 import json
 import re
+import reprlib
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -14,10 +15,15 @@ from numpy.typing import NDArray
 
 from dlm.data import chat
 from dlm.data.atomic import write_text
+from dlm.data.json_file import read_object
 from dlm.errors import UserError
 
 #: names published checkpoints give the mask, for folders whose configs do not say.
 MASK_NAMES = ("[MASK]", "<|mdm_mask|>", "<|mask|>", "<|MASK|>", "|<MASK>|", "<mask>")
+NAMES = ("mask_token", "eos_token", "pad_token", "bos_token", "unk_token")
+#: files that hold a vocabulary, as glob patterns; without one of them the other files say nothing.
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "merges.txt")
+MOST_TOKENS = 2**24
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
 
@@ -37,7 +43,12 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """One more than the largest id."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+        largest = max(self.backend.get_vocab(with_added_tokens=True).values(), default=None)
+        if largest is None:
+            raise UserError("this tokenizer has no tokens: train one with dlm-tokenizer")
+        if largest >= MOST_TOKENS:
+            raise UserError(f"this tokenizer has a token of id {largest:,}; ids must lie below {MOST_TOKENS:,}")
+        return largest + 1
 
     @cached_property
     def mask_token(self) -> str | None:
@@ -113,6 +124,12 @@ class Tokenizer:
         names = {k: self._named(k, ()) for k in ("bos_token", "pad_token", "unk_token")}
         return {k: v or "" for k, v in {**names, "eos_token": self.eos_token, "mask_token": self.mask_token}.items()}
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token of this name, or None; decoding leaves such tokens out."""
+        index = self._id(text)
+        added = None if index is None else self.backend.get_added_tokens_decoder().get(index)
+        return index if added is not None and added.special else None
+
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads too."""
         folder = Path(folder)
@@ -174,38 +191,52 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return Tokenizer(backend, _settings(folder))
 
 
+def has_vocabulary(folder: Path) -> bool:
+    """Whether a folder holds what a tokenizer can be made of; tokenizer_config.json alone is not that."""
+    return any(True for pattern in VOCABULARIES for _ in folder.glob(pattern))
+
+
 def _settings(folder: Path) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        file = folder / name
-        if file.is_file():
-            try:
-                read = json.loads(file.read_text("utf-8"))
-            except ValueError as error:
-                raise UserError(f"{file} is not valid JSON: {error}") from error
-            merged.update({k: v for k, v in read.items() if v is not None})
+        read = {key: value for key, value in read_object(folder / name).items() if value is not None}
+        for key, value in read.items():
+            if key in NAMES and not isinstance(value["content"] if _has_content(value) else value, str):
+                raise UserError(f"{folder / name}: {key} = {reprlib.repr(value)} should be a token's text")
+        merged.update(read)
     template = folder / "chat_template.jinja"
     if template.is_file():
-        merged["chat_template"] = template.read_text("utf-8")
+        merged["chat_template"] = chat.read_template(template)
     return merged
+
+
+def _has_content(value: Any) -> bool:
+    """Whether it is a token as transformers writes it out: {"content": …, "lstrip": …}."""
+    return isinstance(value, dict) and "content" in value
 
 
 def _from_transformers(folder: Path) -> Tokenizer:
     """Folders with vocab.json, a SentencePiece model and the like, through transformers' converters."""
-    known = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
-    if not any((folder / name).is_file() for name in known):
+    if not has_vocabulary(folder):
         raise UserError(
             f"{folder} holds no tokenizer.json: train one with dlm-tokenizer, or copy the checkpoint's own there"
         )
+    own_code = f"the tokenizer in {folder} is code of its own, which is never run: convert it to tokenizer.json first"
+    settings = _settings(folder)
+    code = settings.get("auto_map")
+    if isinstance(code, dict) and "AutoTokenizer" in code:
+        raise UserError(f"{own_code} (auto_map in tokenizer_config.json)")
     from transformers import AutoTokenizer
 
     try:
-        slow = AutoTokenizer.from_pretrained(str(folder))
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"transformers cannot read the tokenizer in {folder}: {error}") from error
+        slow = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # Rust and protobuf have exceptions of their own, and a converter any other
+        if "trust_remote_code" in str(error):
+            raise UserError(own_code) from error
+        raise UserError(f"transformers cannot read the tokenizer in {folder}: {error or type(error).__name__}") from error
     backend = getattr(slow, "backend_tokenizer", None)
     if backend is None:
         raise UserError(
             f"the tokenizer in {folder} has no fast form; convert it to tokenizer.json with transformers first"
         )
-    return Tokenizer(backend, _settings(folder))
+    return Tokenizer(backend, settings)

@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-WORD = 0xFFFFFFFF
+from dlm.errors import UserError
+
+WORD, LIMIT = 0xFFFFFFFF, 2**63
 
 
 class Purpose(IntEnum):
@@ -34,6 +36,15 @@ def _multiply(x: Int[Tensor, "..."], constant: int) -> tuple[Tensor, Tensor]:
     return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
+def _word(value: Tensor | int) -> Tensor:
+    """The low 32 bits, as int64."""
+    if isinstance(value, int) and not -LIMIT <= value < LIMIT:
+        raise UserError(
+            f"{value} is too large for a seed, a sample, a step, a position or a token: use less than 2**63"
+        )
+    return torch.as_tensor(value, dtype=torch.int64) & WORD
+
+
 def philox(
     key: tuple[Tensor | int, Tensor | int], counter: tuple[Tensor | int, Tensor | int, Tensor | int, Tensor | int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -41,7 +52,7 @@ def philox(
 
     Pinned to the Random123 known-answer vectors by the tests; Triton's and cuRAND's Philox is the same function.
     """
-    k0, k1, c0, c1, c2, c3 = (torch.as_tensor(word, dtype=torch.int64) & WORD for word in (*key, *counter))
+    k0, k1, c0, c1, c2, c3 = (_word(word) for word in (*key, *counter))
     for _ in range(10):
         high0, low0 = _multiply(c0, 0xD2511F53)
         high1, low1 = _multiply(c2, 0xCD9E8D57)

@@ -115,6 +115,9 @@ def evaluate_infill(
     tick: Tick | None = None,
 ) -> InfillResult:
     """Fill each task's line with `dlm.infill` and judge the answers."""
+    from dlm.models.lm import require_lm
+
+    require_lm(lm, "evaluate_infill()")
     if not tasks:
         raise UserError("no lines to fill in: give at least one task")
     started = time.perf_counter()

@@ -129,6 +129,9 @@ def evaluate_sudoku(
     tick: Tick | None = None,
 ) -> SudokuResult:
     """Solve every puzzle with `dlm.infill` and check each answer against the rules and the givens."""
+    from dlm.models.lm import require_lm
+
+    require_lm(lm, "evaluate_sudoku()")
     if not is_sudoku_model(lm):
         raise UserError(
             f"model {lm.name!r} is no Sudoku model: its tokens 1 to 9 must be the digits and {MASK_ID} the mask; "

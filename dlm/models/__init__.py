@@ -10,6 +10,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "converting": ["convert"],
         "export": ["save"],
         "families": ["FAMILIES", "Family"],
+        "finding": ["available"],
         "lm": ["LM"],
         "loading": ["load"],
         "transformer": ["Transformer"],

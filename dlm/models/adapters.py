@@ -13,7 +13,7 @@ from dlm.models.attention import Attention
 from dlm.models.converting import convert
 from dlm.models.families import config_from_hub
 from dlm.models.lm import LM
-from dlm.models.quantise import is_quantised
+from dlm.models.quantise import is_quantised, quiet
 from dlm.models.settings import read_json
 from dlm.models.transformer import MLP, Transformer
 
@@ -46,6 +46,7 @@ def attach(
 
 def require() -> Any:
     """peft, or an error that says how to get it."""
+    quiet()  # peft imports bitsandbytes where it is installed
     try:
         import peft
     except ImportError as error:

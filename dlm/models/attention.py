@@ -77,9 +77,9 @@ def dense_attend(
     causal = spec.kind == "causal" and valid is None and not spec.apart
     allowed = blocks = None
     if spec.kind == "two_stream":
-        assert valid is None and spec.block_length is not None and not spec.apart
+        assert spec.block_length is not None and not spec.apart
         streams = positions.shape[1] // 2, spec.block_length, positions.device
-        if positions.is_cuda:
+        if positions.is_cuda and valid is None:
             blocks = block_sight(*streams)
         else:
             allowed = dense_sight(*streams)

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from dlm.errors import UserError
 from dlm.models.attention import AttentionSpec
-from dlm.models.config import AttentionKind
-from dlm.models.lm import LM
+from dlm.models.config import MOST_BLOCK, AttentionKind
+from dlm.models.lm import LM, require_lm
 
 
 def convert(lm: LM, attention: AttentionKind = "bidirectional", block_length: int | None = None) -> LM:
@@ -17,8 +17,11 @@ def convert(lm: LM, attention: AttentionKind = "bidirectional", block_length: in
     the tokenizer's own or, where there is none, "[MASK]" behind its last token: in a spare row of the embedding, or in a
     new one. Saved as family `dlm`; `lm.save(folder, family="qwen3")` writes the causal family's layout again.
     """
-    if attention == "block_causal" and (block_length or 0) < 1:
-        raise UserError(f"convert: block_causal attention needs block_length >= 1, not {block_length}")
+    require_lm(lm, "convert()")
+    if attention == "block_causal" and not 1 <= (block_length or 0) <= MOST_BLOCK:
+        raise UserError(
+            f"convert: block_causal attention needs block_length >= 1 and at most {MOST_BLOCK}, not {block_length}"
+        )
     changes = {"attention": attention, "block_length": block_length}
     if attention == "causal":  # a state that has seen its own token has nothing to predict but the next
         changes["shifted_logits"] = True

@@ -1,10 +1,12 @@
 """The checkpoint families: how each spells its configuration and its weights. Knows neither files nor torch."""
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from dlm.errors import UserError
 from dlm.models.config import AttentionKind, ModelConfig
@@ -32,6 +34,8 @@ from dlm.models.spelling import (
 )
 
 TOKENS = ("mask_token_id", "eos_token_id", "pad_token_id")
+MOST_PROBLEMS = 3
+"""Mistakes that one message names."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ def family_of(hub: Mapping[str, Any], source: str = "config.json") -> str:
     for name, family in FAMILIES.items():
         if stated == name or stated in family.aliases:
             return name
-    raise UserError(f"{source}: model_type={stated!r} is not a known family; known: {', '.join(FAMILIES)}")
+    raise UserError(f"{source}: model_type={reprlib.repr(stated)} is not a known family; known: {', '.join(FAMILIES)}")
 
 
 def config_from_hub(
@@ -191,15 +195,21 @@ def config_from_hub(
         fields |= {"attention": family.attention, "shifted_logits": family.shifted_logits}
         fields |= {"mask_in_softmax": family.mask_in_softmax}
     for key in TOKENS:
-        stated = first_id(hub.get(key))
+        stated = first_id(hub.get(key), source, key)
         found = [(ids or {}).get(key), getattr(family, key)]  # only a guess: ignored where the vocabulary is smaller
         inside = [token for token in found if token is not None and token < fields["vocab_size"]]
         fields[key] = stated if stated is not None else next(iter(inside), None)
     try:
-        return ModelConfig(**{**fields, "model_type": name})
+        return ModelConfig.model_validate({**fields, "model_type": name}, strict=True)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        problems = "; ".join(map(_problem, error.errors()[:MOST_PROBLEMS]))
         raise UserError(f"{source}: {problems}") from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    """One of pydantic's complaints, with the value."""
+    where = ".".join(map(str, error["loc"]))
+    return f"{where} = {reprlib.repr(error['input'])}: {error['msg']}" if where else error["msg"]
 
 
 def config_to_hub(config: ModelConfig) -> dict[str, Any]:

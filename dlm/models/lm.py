@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from dlm.errors import UserError
 from dlm.models.attention import AttentionSpec
@@ -18,6 +20,21 @@ from dlm.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from dlm.data.tokenizer import Tokenizer
+
+
+def require_lm(value: Any, where: str) -> None:
+    """An error where something else stands for a model: a name, a folder, a bare network; `where` is the caller."""
+    if isinstance(value, LM):
+        return
+    if isinstance(value, str | Path):
+        given, fix = f"{str(value)!r}, the name of a model", f"dlm.load({json.dumps(str(value), ensure_ascii=False)})"
+    elif isinstance(value, Transformer):
+        given, fix = "a network without its tokenizer", "dlm.LM(network, tokenizer)"
+    elif isinstance(value, nn.Module):
+        given, fix = f"a module ({type(value).__name__})", "dlm.load(folder), or dlm.models.hf.unwrap(model)"
+    else:
+        given, fix = f"{reprlib.repr(value)} ({type(value).__name__})", "dlm.load(name)"
+    raise UserError(f"{where}: expected a loaded model, not {given}: use {fix}")
 
 
 @dataclass(eq=False)
@@ -31,6 +48,10 @@ class LM:
     """The checkpoint's own config.json, so that saving keeps the keys we have no use for."""
     generation: dict[str, Any] = field(default_factory=dict)
     """The checkpoint's own generation_config.json."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.network, nn.Module):
+            require_lm(self.network, "LM()")
 
     @property
     def config(self) -> ModelConfig:
@@ -101,6 +122,40 @@ class LM:
     ) -> Float[Tensor, "n v"]:
         """Logits of the token at each position in `rows`; see `Transformer.predict`."""
         return self.network.predict(input_ids, rows, positions, valid, attention)
+
+    def to(
+        self,
+        target: str | torch.device | torch.dtype | None = None,
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+    ) -> LM:
+        """This model, its weights moved in place to a device ("cuda", "auto", …), a dtype ("bfloat16", …) or both.
+
+        `target` is either of them. An `Engine` made before keeps its pages where they were: make a new one. Raises
+        UserError for devices and dtypes that cannot be used, and for a new dtype of quantised weights.
+        """
+        from dlm.models.loading import DTYPES, pick_device, pick_dtype
+        from dlm.models.quantise import is_quantised
+
+        if isinstance(target, torch.dtype) or str(target).removeprefix("torch.") in DTYPES:
+            dtype = target if dtype is None else dtype
+        elif target is not None:
+            device = target if device is None else device
+        where = self.device if device is None else pick_device(device)
+        kind = self.dtype if dtype is None else pick_dtype(dtype, {}, where)
+        if kind not in DTYPES.values():
+            raise UserError(f"dtype={str(kind)!r} is not for weights; use {', '.join(DTYPES)}")
+        if kind != self.dtype and is_quantised(self.network):
+            raise UserError(
+                f"model {self.name!r} is quantised, so its dtype stays: load it again with dtype={str(kind)[6:]!r}, "
+                "without quantize"
+            )
+        if self.network.group is not None and where != self.device:
+            raise UserError(f"model {self.name!r} is split over several processes, so its device stays")
+        if where != self.device or kind != self.dtype:
+            self.network.move(where, kind)
+        return self
 
     def save(self, folder: str | Path, family: str | None = None, **options: Any) -> None:
         """`dlm.save(self, folder, …)`, without modelling code unless code=True; unmerged adapters are written alone."""

@@ -1,12 +1,12 @@
 """Checkpoints in the hub's layout, read straight to the device. Knows nothing of families beyond their dict."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import os
+import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dlm.errors import UserError
@@ -14,19 +14,20 @@ from dlm.models import adapters
 from dlm.models.config import ModelConfig
 from dlm.models.families import FAMILIES, TOKENS, config_from_hub
 from dlm.models.finding import find
-from dlm.models.layout import HubTensor, hub_layout
+from dlm.models.layout import HubTensor, Names, hub_layout
 from dlm.models.lm import LM
 from dlm.models.quantise import Quantisation, quantise, require
 from dlm.models.settings import first_id, read_json
+from dlm.models.shards import INDEX as INDEX
+from dlm.models.shards import KINDS, Declared, declared, opened, weight_files
+from dlm.models.shards import WEIGHTS as WEIGHTS
 from dlm.models.subnormals import subnormals_as_zeros
 from dlm.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from dlm.data.tokenizer import Tokenizer
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 @subnormals_as_zeros()
@@ -57,8 +58,6 @@ def load(
         raise UserError(
             "tensor_parallel splits whole plain weights: save the model with its adapter merged, unquantised"
         )
-    if quantize:
-        require(quantize, where)
     settings = read_json(folder / "config.json")
     if not settings:
         raise UserError(f"{folder} has no config.json, so it is not a checkpoint")
@@ -70,7 +69,10 @@ def load(
         }
         settings["auto_map"] = where_code
     generation, tokenizer = read_json(folder / "generation_config.json"), _tokenizer(folder)
-    config = config_from_hub(settings, str(folder / "config.json"), special_ids(generation, tokenizer))
+    ids = special_ids(generation, tokenizer, str(folder / "generation_config.json"))
+    config = config_from_hub(settings, str(folder / "config.json"), ids)
+    if quantize:
+        require(quantize, where, config)
     if tensor_parallel > 1:
         network = _split(config, folder, where, pick_dtype(dtype, settings, where), tensor_parallel)
     else:
@@ -94,9 +96,18 @@ def _split(config: ModelConfig, folder: Path, device: torch.device, dtype: torch
     return parallelise(read_network(config, folder, torch.device("cpu"), dtype), mesh, own)
 
 
-def special_ids(generation: Mapping[str, Any], tokenizer: "Tokenizer | None") -> dict[str, int | None]:
+def config_of(name: str | Path) -> ModelConfig:
+    """The shape of a model by bundled name, folder or hub id, without its weights; of an adapter, its base model's."""
+    folder = find(name)
+    folder = find(adapters.base_of(folder) or folder)
+    return config_from_hub(read_json(folder / "config.json"), str(folder / "config.json"))
+
+
+def special_ids(
+    generation: Mapping[str, Any], tokenizer: "Tokenizer | None", source: str = "generation_config.json"
+) -> dict[str, int | None]:
     """Mask, end-of-text and padding as generation_config.json says, or else the tokenizer."""
-    found = {key: first_id(generation.get(key)) for key in TOKENS}
+    found = {key: first_id(generation.get(key), source, key) for key in TOKENS}
     return {key: getattr(tokenizer, key, None) if token is None else token for key, token in found.items()}
 
 
@@ -107,6 +118,8 @@ def pick_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
+        if found.type == "meta":
+            raise RuntimeError("it holds no data")
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"device={str(device)!r} cannot be used here ({reason}); use auto, cpu, cuda or mps") from error
@@ -120,7 +133,7 @@ def pick_dtype(dtype: str | torch.dtype, settings: Mapping[str, Any], device: to
     stated = "float32" if device.type == "cpu" else settings.get("dtype") or settings.get("torch_dtype") or "float32"
     name = str(stated if dtype == "auto" else dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise UserError(f"dtype={name!r} is not known; use auto, {', '.join(DTYPES)}")
+        raise UserError(f"dtype={reprlib.repr(name)} is not known; use auto, {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
@@ -132,79 +145,89 @@ def stored_dtype(folder: Path) -> str:
 
 
 def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> Transformer:
-    """The network with its weights: one copy in memory, converted tensor by tensor on the way in."""
+    """The network with its weights: one copy in memory, converted tensor by tensor on the way in.
+
+    What the files declare is compared with `config` before anything is built or memory is allocated.
+    """
+    files = weight_files(folder)
+    found = declared(files)
+    if config.num_hidden_layers > len(found):
+        raise UserError(
+            f"{folder} holds {len(found)} tensors: too few for the num_hidden_layers={config.num_hidden_layers} of its "
+            "config.json"
+        )
+    spellings = _spellings(config, found, folder)
     with torch.device("meta"):
         network = Transformer(config)
     network.to(dtype)
     for buffer in network.buffers():  # the router's bias decides between close experts: never rounded
         buffer.data = buffer.data.float()
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    layouts = [hub_layout(names, shapes) for names in spellings]
+    layout = max(layouts, key=lambda layout: len(found.keys() & layout.keys()) / len(layout))
+    _check(layout, found, config, folder)
+    require_room(network, device, folder)
     network.to_empty(device=device)
     ours = network.state_dict()
-    files = weight_files(folder)
-    layout = _layout(config, files, ours)
-    missing = dict(layout)
     for file in files:
-        with _open(file, device) as shard:
+        with opened(file, device) as shard:
             for hub in shard.keys():  # noqa: SIM118 (a safetensors handle is not a dict)
                 if hub in layout:
-                    missing.pop(hub, None)
-                    _check_shape(hub, layout[hub], shard.get_slice(hub).get_shape(), file)
                     _copy(shard.get_tensor(hub), layout[hub], ours)
-                elif not _harmless(hub, config):
-                    raise UserError(
-                        f"{file} has a tensor {hub!r} that a {config.model_type} network of this config has not"
-                    )
-    if missing:
-        hub, tensor = next(iter(missing.items()))
-        raise UserError(
-            f"{folder} lacks {len(missing)} of {len(layout)} tensors, first {hub!r} of shape {tensor.shape}"
-        )
     return network
 
 
-def _layout(config: ModelConfig, files: list[Path], ours: Mapping[str, Tensor]) -> dict[str, HubTensor]:
-    """The family's spelling of the weights that has most in common with the checkpoint."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
-    layouts = [hub_layout(names, shapes) for names in FAMILIES[config.model_type].names]
-    if len(layouts) == 1:
-        return layouts[0]
-    found: set[str] = set()
-    for file in files:
-        with _open(file, torch.device("cpu")) as shard:
-            found.update(shard.keys())
-    return max(layouts, key=lambda layout: len(found & set(layout)) / len(layout))
+def _spellings(config: ModelConfig, found: Mapping[str, Declared], folder: Path) -> list[Names]:
+    """The family's spellings of the weights, without those that need far more tensors than there are."""
+    moe = config.moe
+    experts = 0 if moe is None else moe.num_experts * max(0, config.num_hidden_layers - moe.first_k_dense)
+    spellings = FAMILIES[config.model_type].names
+    left = [names for names in spellings if experts <= len(found) or not any("#" in str(hub) for hub in names.values())]
+    if not left:
+        raise UserError(f"{folder} holds {len(found)} tensors: too few for the {experts} experts of its config.json")
+    return left
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint."""
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if (folder / INDEX).is_file():
-        shards = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(shards, dict):
-            raise UserError(f"{folder / INDEX} has no weight_map")
-        files = [folder / name for name in sorted(set(shards.values()))]
-        for file in files:
-            if not file.is_file():
-                raise UserError(f"{file} is missing, but {INDEX} lists it: download or copy the checkpoint again")
-        return files
-    if any(folder.glob("pytorch_model*.bin")):
-        raise UserError(f"{folder} has only pytorch_model.bin weights; convert them to safetensors first")
-    raise UserError(f"{folder} has no {WEIGHTS} and no {INDEX}")
+def _check(layout: Mapping[str, HubTensor], found: Mapping[str, Declared], config: ModelConfig, folder: Path) -> None:
+    """Every tensor is there, has the shape that the config means, and is of a kind that holds weights."""
+    for hub, tensor in found.items():
+        if hub not in layout:
+            if _harmless(hub, config):
+                continue
+            raise UserError(
+                f"{tensor.file} has a tensor {hub!r} that a {config.model_type} network of this config has not"
+            )
+        if tensor.shape != layout[hub].shape:
+            raise UserError(
+                f"{tensor.file}: tensor {hub!r} has shape {tensor.shape}; config.json asks for {layout[hub].shape}"
+            )
+        if tensor.kind not in KINDS:
+            raise UserError(
+                f"{tensor.file}: tensor {hub!r} is stored as {tensor.kind}; weights are read from {', '.join(KINDS)}: "
+                "load a checkpoint that is not quantised"
+            )
+    missing = [hub for hub in layout if hub not in found]
+    if missing:
+        raise UserError(
+            f"{folder} lacks {len(missing)} of {len(layout)} tensors, first {missing[0]!r} of shape "
+            f"{layout[missing[0]].shape}"
+        )
 
 
-@contextmanager
-def _open(file: Path, device: torch.device) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt", device=str(device)) as shard:
-            yield shard
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} is not a whole safetensors file: {error}; download or copy it again") from error
-
-
-def _check_shape(hub: str, tensor: HubTensor, found: list[int], file: Path) -> None:
-    if tuple(found) != tensor.shape:
-        raise UserError(f"{file}: tensor {hub!r} has shape {tuple(found)}; config.json asks for {tensor.shape}")
+def require_room(network: Transformer, device: torch.device, source: str | Path) -> None:
+    """An error where the weights take more memory than the device has in all."""
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
+    if device.type == "cuda":
+        there = torch.cuda.get_device_properties(device).total_memory
+    elif "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        return
+    if needed > there:
+        raise UserError(
+            f"{source}: the weights take {needed / 2**30:,.1f} GiB, and {device} has {there / 2**30:,.1f} GiB in all; "
+            "use a smaller dtype, or tensor_parallel over several devices"
+        )
 
 
 @torch.no_grad()
@@ -223,8 +246,6 @@ def _harmless(hub: str, config: ModelConfig) -> bool:
 
 
 def _tokenizer(folder: Path) -> "Tokenizer | None":
-    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-        return None
-    from dlm.data.tokenizer import load_tokenizer
+    from dlm.data.tokenizer import has_vocabulary, load_tokenizer
 
-    return load_tokenizer(folder)
+    return load_tokenizer(folder) if has_vocabulary(folder) else None

@@ -1,6 +1,8 @@
 """Rotary frequencies, with the scalings that published checkpoints use. Knows nothing of layers."""
 
 import math
+import reprlib
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,26 +16,60 @@ NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
 }
+NUMBERS = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+)
+MOST = 1e12
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[Float[Tensor, " r"], float]:
-    """Inverse frequencies in fp32 (r = rotary_dim / 2) and the factor on cos and sin (1 unless yarn)."""
+    """Inverse frequencies in fp32 (r = rotary_dim / 2) and the factor on cos and sin (1 unless yarn).
+
+    Raises UserError for scalings that are not known, lack a number, or give no finite frequencies.
+    """
     dim = config.rotary_dim or config.head_dim
     freq = 1.0 / config.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32, device="cpu") / dim)
     scaling = config.rope_scaling or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    _check(scaling, kind)
+    gain = 1.0
+    try:
+        if kind == "linear":
+            freq = freq / scaling["factor"]
+        elif kind == "llama3":
+            freq = _llama3(freq, scaling)
+        elif kind == "yarn":
+            freq, gain = _yarn(freq, dim, config, scaling)
+    except (ArithmeticError, ValueError) as error:  # logarithms of 0, thetas of 1
+        raise UserError(f"rope_theta={config.rope_theta} with rope_scaling={reprlib.repr(scaling)}: {error}") from error
+    if not torch.isfinite(freq).all() or not math.isfinite(gain):
+        raise UserError(
+            f"rope_theta={config.rope_theta} with rope_scaling={reprlib.repr(scaling)} gives frequencies that are not finite"
+        )
+    return freq, gain
+
+
+def _check(scaling: dict[str, Any], kind: Any) -> None:
+    """A known kind, with the numbers that it needs."""
+    if kind not in ("default", *NEEDED):
+        raise UserError(f"rope_scaling type {reprlib.repr(kind)} is not supported; known: default, {', '.join(NEEDED)}")
     if kind == "default":
-        return freq, 1.0
-    for key in NEEDED.get(kind, ()):
+        return
+    for key in NEEDED[kind]:
         if scaling.get(key) is None:
-            raise UserError(f"rope_scaling={scaling} of type {kind!r} lacks {key!r}")
-    if kind == "linear":
-        return freq / scaling["factor"], 1.0
-    if kind == "llama3":
-        return _llama3(freq, scaling), 1.0
-    if kind == "yarn":
-        return _yarn(freq, dim, config, scaling)
-    raise UserError(f"rope_scaling type {kind!r} is not supported; known: default, linear, llama3, yarn")
+            raise UserError(f"rope_scaling={reprlib.repr(scaling)} of type {kind!r} lacks {key!r}")
+    for key in NUMBERS:
+        value = scaling.get(key)
+        if value is not None and (type(value) not in (int, float) or not 0 < value < MOST):
+            raise UserError(f"rope_scaling: {key} = {reprlib.repr(value)} should be a number above 0, below {MOST:g}")
 
 
 def _llama3(freq: Tensor, scaling: dict) -> Tensor:

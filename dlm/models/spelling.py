@@ -1,5 +1,6 @@
 """How each family spells its configuration, read and written. Knows neither weights nor files."""
 
+import reprlib
 from typing import Any
 
 from dlm.errors import UserError
@@ -12,7 +13,7 @@ Fields = dict[str, Any]
 def read_dlm(hub: Settings) -> Fields:
     """Our own configuration is our own spelling; keys that transformers adds are not ours."""
     fields = {key: value for key, value in hub.values.items() if key in ModelConfig.model_fields}
-    fields |= {"vocab_size": hub.get("vocab_size")}
+    fields |= {"vocab_size": hub.size("vocab_size")}
     return fields | hub.rope() if "rope_parameters" in hub.values else fields
 
 
@@ -20,19 +21,19 @@ def write_dlm(config: ModelConfig) -> Fields:
     return config.model_dump(mode="json")
 
 
-def _read_shape(hub: Settings) -> Fields:
-    """What every configuration in transformers' style has."""
+def _read_shape(hub: Settings, context: int = 2048) -> Fields:
+    """What every configuration in transformers' style has; `context` is the family's own where the file names none."""
     hub.only("hidden_act", "silu")
-    heads, layers = hub.get("num_attention_heads"), hub.get("num_hidden_layers")
+    heads, layers = hub.size("num_attention_heads"), hub.size("num_hidden_layers")
     hub.no_sliding_window(layers)
     return {
-        "vocab_size": hub.get("vocab_size"),
-        "hidden_size": hub.get("hidden_size"),
+        "vocab_size": hub.size("vocab_size"),
+        "hidden_size": hub.size("hidden_size"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": hub.get("num_key_value_heads", default=heads) or heads,
         "head_dim": hub.head_dim(),
-        "max_position_embeddings": hub.get("max_position_embeddings", default=2048),
+        "max_position_embeddings": hub.size("max_position_embeddings", default=context),
         "rms_norm_eps": hub.get("rms_norm_eps", default=1e-6),
         "tie_word_embeddings": hub.get("tie_word_embeddings", default=False),
         "initializer_range": hub.get("initializer_range", default=0.02),
@@ -48,7 +49,7 @@ def _write_shape(config: ModelConfig) -> Fields:
 
 def read_qwen2(hub: Settings) -> Fields:
     """Biases on q, k and v; also the shape of Dream and Fast-dLLM v2."""
-    return {**_read_shape(hub), "intermediate_size": hub.get("intermediate_size"), "qkv_bias": True}
+    return {**_read_shape(hub, 32_768), "intermediate_size": hub.size("intermediate_size"), "qkv_bias": True}
 
 
 def write_qwen2(config: ModelConfig) -> Fields:
@@ -58,17 +59,18 @@ def write_qwen2(config: ModelConfig) -> Fields:
 def read_fast_dllm(hub: Settings) -> Fields:
     """Fast-dLLM v2 (arXiv 2509.26328): Qwen2 under block-causal attention."""
     hub.only("use_relay", False)
-    return {**read_qwen2(hub), "block_length": hub.get("bd_size", default=32)}
+    return {**read_qwen2(hub), "block_length": hub.size("bd_size", default=32)}
 
 
 def write_fast_dllm(config: ModelConfig) -> Fields:
     return {**write_qwen2(config), "bd_size": config.block_length}
 
 
-def read_llama(hub: Settings) -> Fields:
+def read_llama(hub: Settings, context: int = 2048) -> Fields:
     """One switch for all attention biases, one for the feed-forward's."""
     bias = hub.get("attention_bias", default=False)
-    fields = {**_read_shape(hub), "intermediate_size": hub.get("intermediate_size"), "qkv_bias": bias, "o_bias": bias}
+    fields = {**_read_shape(hub, context), "intermediate_size": hub.size("intermediate_size")}
+    fields |= {"qkv_bias": bias, "o_bias": bias}
     return {**fields, "mlp_bias": hub.get("mlp_bias", default=False)}
 
 
@@ -79,7 +81,7 @@ def write_llama(config: ModelConfig) -> Fields:
 
 def read_qwen3(hub: Settings) -> Fields:
     """As llama, with head norms."""
-    return {**read_llama(hub), "qk_norm": True}
+    return {**read_llama(hub, 32_768), "qk_norm": True}
 
 
 def write_qwen3(config: ModelConfig) -> Fields:
@@ -88,7 +90,7 @@ def write_qwen3(config: ModelConfig) -> Fields:
 
 def read_sdar(hub: Settings) -> Fields:
     """SDAR (arXiv 2510.06303): Qwen3 under block-causal attention."""
-    return {**read_qwen3(hub), "block_length": hub.get("block_size", default=4)}
+    return {**read_qwen3(hub), "block_length": hub.size("block_size", default=4)}
 
 
 def write_sdar(config: ModelConfig) -> Fields:
@@ -119,17 +121,17 @@ def read_llada(hub: Settings) -> Fields:
         hub.only(key, value)
     hub.only("clip_qkv")
     hub.only("rope_scaling")
-    width, heads = hub.get("d_model"), hub.get("n_heads")
+    width, heads = hub.size("d_model"), hub.size("n_heads")
     shared = 1 if hub.get("multi_query_attention", default=False) else heads
     return {
-        "vocab_size": hub.get("embedding_size", "vocab_size"),
+        "vocab_size": hub.size("embedding_size", "vocab_size"),
         "hidden_size": width,
-        "num_hidden_layers": hub.get("n_layers"),
+        "num_hidden_layers": hub.size("n_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": hub.get("n_kv_heads", default=shared),
-        "head_dim": width // heads,
-        "intermediate_size": hub.get("mlp_hidden_size", default=hub.get("mlp_ratio", default=4) * width),
-        "max_position_embeddings": hub.get("max_sequence_length", default=1024),
+        "num_key_value_heads": hub.size("n_kv_heads", default=shared),
+        "head_dim": hub.width_of_head("d_model", "n_heads"),
+        "intermediate_size": hub.size("mlp_hidden_size", default=int(hub.number("mlp_ratio", default=4) * width)),
+        "max_position_embeddings": hub.size("max_sequence_length", default=1024),
         "rms_norm_eps": hub.get("rms_norm_eps", default=1e-5),
         "rope_theta": hub.get("rope_theta", default=10_000.0),
         "qkv_bias": hub.get("include_qkv_bias", default=False),
@@ -164,21 +166,26 @@ def read_llada_moe(hub: Settings) -> Fields:
     hub.only("shared_expert_intermediate_size", 0, -1)
     hub.only("clip_qkv")
     fields = _read_shape(hub)
-    sparse = hub.get("moe_layer_freq", default=[1] * fields["num_hidden_layers"])
+    sparse = hub.get("moe_layer_freq", default=[])
+    if not isinstance(sparse, list):
+        raise hub.wrong(sparse, "a list with one number for each layer", "moe_layer_freq")
     dense = sparse.index(1) if 1 in sparse else len(sparse)
-    if len(sparse) != fields["num_hidden_layers"] or 0 in sparse[dense:]:
-        raise UserError(f"{hub.source}: moe_layer_freq={sparse} is not supported; dense layers must come first")
+    if sparse and (len(sparse) != fields["num_hidden_layers"] or 0 in sparse[dense:]):
+        raise UserError(
+            f"{hub.source}: moe_layer_freq={reprlib.repr(sparse)} is not supported; it needs one number for each of the "
+            f"{fields['num_hidden_layers']} layers, and dense layers must come first"
+        )
     moe = {
-        "num_experts": hub.get("num_experts"),
-        "num_experts_per_tok": hub.get("num_experts_per_tok"),
-        "intermediate_size": hub.get("expert_intermediate_size"),
+        "num_experts": hub.size("num_experts"),
+        "num_experts_per_tok": hub.size("num_experts_per_tok"),
+        "intermediate_size": hub.size("expert_intermediate_size"),
         "first_k_dense": dense,
         "score_function": "softmax",
         "norm_topk_prob": False,
     }
     bias = hub.get("attention_bias", default=False)
     fields |= {"qkv_bias": bias, "o_bias": bias, "qk_norm": hub.get("qk_layernorm", default=False), "moe": moe}
-    return {**fields, "intermediate_size": hub.get("dense_intermediate_size")}
+    return {**fields, "intermediate_size": hub.size("dense_intermediate_size")}
 
 
 def _mixture(config: ModelConfig, family: str) -> MoEConfig:
@@ -213,19 +220,19 @@ def read_llada2(hub: Settings) -> Fields:
     hub.only("score_function", "sigmoid")
     fields = _read_shape(hub)
     moe = {
-        "num_experts": hub.get("num_experts"),
-        "num_experts_per_tok": hub.get("num_experts_per_tok"),
-        "intermediate_size": hub.get("moe_intermediate_size"),
+        "num_experts": hub.size("num_experts"),
+        "num_experts_per_tok": hub.size("num_experts_per_tok"),
+        "intermediate_size": hub.size("moe_intermediate_size"),
         "num_shared_experts": hub.get("num_shared_experts", default=0),
         "first_k_dense": hub.get("first_k_dense_replace", default=0),
-        "n_group": hub.get("n_group", default=8),
-        "topk_group": hub.get("topk_group", default=4),
+        "n_group": hub.size("n_group", default=8),
+        "topk_group": hub.size("topk_group", default=4),
         "routed_scaling_factor": hub.get("routed_scaling_factor", default=2.5),
         "expert_bias": True,  # a buffer of every published gate, zero where it is not used
     }
     fields |= {"qkv_bias": hub.get("use_qkv_bias", default=False), "o_bias": hub.get("use_bias", default=False)}
-    fields |= {"qk_norm": True, "moe": moe, "block_length": hub.get("block_size", "block_length", default=32)}
-    return {**fields, "intermediate_size": hub.get("intermediate_size")}
+    fields |= {"qk_norm": True, "moe": moe, "block_length": hub.size("block_size", "block_length", default=32)}
+    return {**fields, "intermediate_size": hub.size("intermediate_size")}
 
 
 def write_llada2(config: ModelConfig) -> Fields:

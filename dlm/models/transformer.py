@@ -75,8 +75,10 @@ class Transformer(nn.Module):
         self.config = config
         self.attention = AttentionSpec.of(config)
         self.gradient_checkpointing = False
-        self.embed = _table(config.vocab_size, config.hidden_size)
         learned = config.position_embedding == "learned"
+        # Recomputed rather than stored: never in a checkpoint, and always fp32 and right after a meta-device load.
+        self.rope = None if learned else rope_frequencies(config)
+        self.embed = _table(config.vocab_size, config.hidden_size)
         self.positions = _table(config.max_position_embeddings, config.hidden_size) if learned else None
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -87,8 +89,6 @@ class Transformer(nn.Module):
         """Key and value heads in this process; fewer than the config's under tensor parallelism."""
         self.group: ProcessGroup | None = None
         """The processes that share the layers, under tensor parallelism."""
-        # Recomputed rather than stored: never in a checkpoint, and always fp32 and right after a meta-device load.
-        self.rope = None if learned else rope_frequencies(config)
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Normal weights; projections back into the residual stream are scaled by 1/sqrt(2 layers) (GPT-2)."""
@@ -99,6 +99,16 @@ class Transformer(nn.Module):
             else:
                 back = name.endswith(("o_proj.weight", "down_proj.weight", "experts.down"))
                 torch.nn.init.normal_(parameter, std=scaled if back else std, generator=generator)
+
+    def move(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Put the weights on `device` in `dtype`, in place; buffers, such as a router's bias, stay fp32."""
+        exact = [buffer.data for buffer in self.buffers()]
+        for module in self.modules():
+            if isinstance(module, Attention | MLP):
+                module.packed = None  # of weights that are elsewhere from now on
+        self.to(device=device, dtype=dtype)
+        for buffer, values in zip(self.buffers(), exact, strict=True):
+            buffer.data = values.to(device)
 
     def hidden(
         self,

@@ -45,14 +45,14 @@ def export(store: TraceStore, url: str, rows: int = ROWS) -> int:
     after = max((int(found[2]) for path in listed(fs, root) if (found := NAME.search(path))), default=-1)
     written = 0
     records = store.database.records(after)
-    for day, of_day in groupby(records, key=lambda record: _day(record[1])):
+    for day, of_day in groupby(records, key=lambda stored: _day(stored.at)):
         while some := list(islice(of_day, rows)):
             folder = f"{root}/day={day}"
             fs.makedirs(folder, exist_ok=True)
-            final = f"{folder}/{some[0][1]:016d}-{some[-1][1]:016d}.parquet"
+            final = f"{folder}/{some[0].at:016d}-{some[-1].at:016d}.parquet"
             # Object stores show a file when it is whole; a file system is told to.
             temporary = f"{folder}/.{uuid.uuid4().hex}.tmp" if "file" in _protocols(fs) else final
-            table = _table([store.decoded(*record) for record in some])
+            table = _table(list(map(store.decoded, some)))
             with fs.open(temporary, "wb") as file:
                 pq.write_table(table, file, compression="zstd")
             if temporary != final:

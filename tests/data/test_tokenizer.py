@@ -1,5 +1,6 @@
 """Training, writing and reading a byte-level BPE; exact round trips; the ids of mask and end."""
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -167,3 +168,67 @@ def test_bytes_of_other_kinds_of_tokens(tokenizer: Tokenizer) -> None:
     backend.add_special_tokens(["<s>"])
     backend.add_tokens(["<tool>"])
     assert Tokenizer(backend).token_bytes.tolist() == [2, 1, 2, 0, 6]
+
+
+HOSTILE = "import pathlib\npathlib.Path(__file__).with_name('MARK').write_text('ran')\nclass Tok: ...\nclass Config: ...\n"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["evil.Tok", None]}, "tokenizer_class": "Tok"}},
+        {
+            "tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["evil.Tok", "evil.Tok"]}},
+            "vocab.json": {"a": 0},
+        },
+        {
+            "config.json": {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoTokenizer": "evil.Tok"}},
+            "tokenizer_config.json": {},
+        },
+        {"config.json": {"auto_map": {"AutoTokenizer": ["evil.Tok", None]}}, "vocab.json": {"a": 0}},
+    ],
+    ids=["tokenizer", "with a vocabulary", "config", "config with a vocabulary"],
+)
+def test_code_in_a_folder_is_never_run(tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text(HOSTILE)
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    with pytest.raises(UserError, match=r"never run|cannot read the tokenizer"):
+        load_tokenizer(tmp_path)
+    assert not list(tmp_path.rglob("MARK"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer_config.json", "[" * 100_000, "nested too deeply"),
+        ("tokenizer_config.json", '{"a":' * 200 + "1" + "}" * 200, "nested more than"),
+        ("tokenizer_config.json", "[]", "should hold a json object, not list"),
+        ("tokenizer_config.json", '{"mask_token": ["[MASK]"]}', "mask_token = .*should be a token's text"),
+        ("tokenizer_config.json", '{"eos_token": {"content": 3}}', "eos_token = .*should be a token's text"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template"),
+        ("tokenizer_config.json", '{"chat_template": [3]}', "chat_template"),
+        ("special_tokens_map.json", '"x"', "should hold a json object"),
+        ("chat_template.jinja", "x" * 300_000, "the limit for a chat template"),
+        ("tokenizer.json", '{"model":' * 100_000, r"not a tokenizer\.json"),
+        ("tokenizer.json", "", r"not a tokenizer\.json"),
+    ],
+)
+def test_odd_files_beside_a_tokenizer(
+    tokenizer: Tokenizer, tmp_path: Path, file: str, content: str, message: str
+) -> None:
+    tokenizer.save(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "x"}])
+
+
+def test_ids_that_no_table_has_room_for() -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 4_000_000_000}, unk_token="a"))
+    with pytest.raises(UserError, match=r"token of id 4,000,000,000"):
+        Tokenizer(backend).token_bytes  # noqa: B018
+    with pytest.raises(UserError, match="no tokens"):
+        Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE())).vocab_size  # noqa: B018

@@ -118,7 +118,7 @@ def test_a_full_queue_blocks_or_raises(tmp_path):
 
     class Slow(type(run(np.random.default_rng(0), 4, 2).recorder)):
         def trace(self):
-            gate.wait(10)
+            gate.wait(600)
             return super().trace()
 
     def slow(name):
@@ -136,11 +136,20 @@ def test_a_full_queue_blocks_or_raises(tmp_path):
         assert len(store) == 2
     gate.clear()
     with TraceStore(tmp_path / "t.db", queue_size=1) as store:
-        threading.Timer(0.2, gate.set).start()
-        started = time.monotonic()
-        for name in "def":
-            store.put(slow(name))
-        assert time.monotonic() - started > 0.1
+        two, three = threading.Event(), threading.Event()
+
+        def three_puts() -> None:
+            for name in "def":
+                store.put(slow(name))
+                if name == "e":
+                    two.set()
+            three.set()
+
+        putting = threading.Thread(target=three_puts)
+        putting.start()
+        assert two.wait(600) and not three.wait(0.1)  # one is being written, one is queued, one has to wait
+        gate.set()
+        putting.join()
         assert len(store) == 5
 
 

@@ -1,0 +1,88 @@
+"""The safetensors files of a checkpoint: which there are, and what their headers declare. Reads no weights."""
+
+import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dlm.errors import UserError
+from dlm.models.settings import read_json
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+KINDS = ("F64", "F32", "F16", "BF16")
+"""How weights are stored, by safetensors' names."""
+MOST_HEADER = 32 * 2**20
+"""Bytes of a header; 100,000 tensors take 15 MB."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a header says of one tensor."""
+
+    shape: tuple[int, ...]
+    kind: str
+    file: Path
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        shards = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(shards, dict):
+            raise UserError(f"{folder / INDEX} has no weight_map")
+        for name in shards.values():
+            if not isinstance(name, str) or not _inside(name):
+                raise UserError(
+                    f"{folder / INDEX}: weight_map has {reprlib.repr(name)}; only safetensors files in the checkpoint's "
+                    "folder are read"
+                )
+        files = [folder / name for name in sorted(set(shards.values()))]
+        if not files:
+            raise UserError(f"{folder / INDEX}: weight_map is empty")
+        for file in files:
+            if not file.is_file():
+                raise UserError(f"{file} is missing, but {INDEX} lists it: download or copy the checkpoint again")
+        return files
+    if any(folder.glob("pytorch_model*.bin")):
+        raise UserError(f"{folder} has only pytorch_model.bin weights; convert them to safetensors first")
+    raise UserError(f"{folder} has no {WEIGHTS} and no {INDEX}")
+
+
+def _inside(name: str) -> bool:
+    """Whether it names a file of the folder itself on every system."""
+    plain = PurePosixPath(name).name == name and PureWindowsPath(name).name == name
+    return plain and name.endswith(".safetensors") and name.isprintable() and len(name) < 256
+
+
+def declared(files: list[Path]) -> dict[str, Declared]:
+    """Every tensor of the checkpoint by its name there; nothing of the weights themselves is read."""
+    found: dict[str, Declared] = {}
+    for file in files:
+        with opened(file, torch.device("cpu")) as shard:
+            for name in shard.keys():  # noqa: SIM118 (a safetensors handle is not a dict)
+                if name in found:
+                    raise UserError(f"{file} has a tensor {name!r} that {found[name].file.name} has too")
+                part = shard.get_slice(name)
+                found[name] = Declared(tuple(part.get_shape()), part.get_dtype(), file)
+    return found
+
+
+@contextmanager
+def opened(file: Path, device: torch.device) -> Iterator[Any]:
+    """A file's tensors, read to `device` one by one; errors name the file."""
+    try:
+        with file.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+        if MOST_HEADER < length <= file.stat().st_size:  # a longer one than the file is an error of safetensors' own
+            raise UserError(f"{file} has a header of {length:,} bytes; more than {MOST_HEADER:,} are not read")
+        with safe_open(file, framework="pt", device=str(device)) as shard:
+            yield shard
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} is not a whole safetensors file: {error}; download or copy it again") from error

@@ -1,0 +1,84 @@
+"""The model as users hold it: moved to a dtype or a device, and refused where something else stands for it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import dlm
+from dlm import UserError
+from dlm.evaluation.bound import measure_bound
+from dlm.evaluation.infill import evaluate_infill
+from dlm.evaluation.sudoku import evaluate_sudoku
+from dlm.models import convert, save
+from dlm.models.packing import pack
+
+from . import tiny
+
+
+def test_a_model_moves_in_place_and_comes_back() -> None:
+    lm, ids = tiny.model("dlm-moe"), tiny.tokens()
+    pack(lm.network)
+    with torch.no_grad():
+        before = lm.network(ids)
+        assert lm.to("float64") is lm
+        assert lm.dtype == torch.float64
+        torch.testing.assert_close(lm.network(ids), before.double(), rtol=1e-4, atol=1e-4)
+        lm.to(torch.bfloat16)
+        assert {p.dtype for p in lm.network.parameters()} == {torch.bfloat16}
+        assert {b.dtype for b in lm.network.buffers()} == {torch.float32}  # the router's bias decides: never rounded
+        assert lm.network(ids).dtype == torch.bfloat16
+    assert lm.to("cpu", dtype="float32").dtype == torch.float32
+    assert lm.to("auto").device.type == lm.device.type
+    assert lm.to() is lm
+
+
+def test_what_cannot_be_moved_says_so() -> None:
+    lm = tiny.model("dlm")
+    for target in ("int8", torch.int8, "warp", "meta", "cuda:99"):
+        with pytest.raises(UserError, match=r"dtype=|device="):
+            lm.to(target)
+    lm.network.layers[0].mlp.up_proj.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(UserError, match=r"quantised.*load it again with dtype='bfloat16'"):
+        lm.to("bfloat16")
+    assert lm.to("float32") is lm
+    lm = tiny.model("dlm")
+    lm.network.group = SimpleNamespace()  # type: ignore[assignment]
+    assert lm.to(lm.device) is lm
+    if torch.cuda.is_available():
+        with pytest.raises(UserError, match="split over several processes"):
+            lm.to("cuda" if lm.device.type == "cpu" else "cpu")
+
+
+CALLS = {
+    "generate": lambda lm: dlm.generate(lm, ["x"]),
+    "infill": lambda lm: dlm.infill(lm, ["[MASK]"]),
+    "Engine": dlm.Engine,
+    "LM": dlm.LM,
+    "verify": lambda lm: dlm.replay.verify(lm, None),
+    "force": lambda lm: dlm.replay.force(lm, SimpleNamespace(num_steps=0)),
+    "fork": lambda lm: dlm.replay.fork(lm, SimpleNamespace(num_steps=0, request_id="a"), 0),
+    "convert": convert,
+    "save": lambda lm: save(lm, Path("nowhere")),
+    "sudoku": lambda lm: evaluate_sudoku(lm, None, None),
+    "infilling": lambda lm: evaluate_infill(lm, [], hole="oracle"),
+    "bound": lambda lm: measure_bound(lm, None, length=8),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_name_is_no_model(call) -> None:
+    for name in ("pico", Path("pico")):
+        with pytest.raises(UserError, match=r'dlm\.load\("pico"\)'):
+            call(name)
+    with pytest.raises(UserError, match="expected a loaded model, not None"):
+        call(None)
+
+
+def test_other_things_say_how_they_become_a_model() -> None:
+    network = tiny.model("dlm").network
+    with pytest.raises(UserError, match=r"dlm\.LM\(network, tokenizer\)"):
+        dlm.generate(network, ["x"])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"hf\.unwrap"):
+        dlm.generate(torch.nn.Linear(1, 1), ["x"])  # type: ignore[arg-type]
