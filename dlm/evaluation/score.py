@@ -111,7 +111,8 @@ def _item(lm: LM, text: object, where: str) -> _Item:
     pair: Any = ("", text) if isinstance(text, str) else text
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
         raise UserError(f"{where} is {str(text)[:60]!r}: give a string, or a pair of them (context, continuation)")
-    before, after, size = _tokens(lm, *pair, where)
+    context, scored = pair
+    before, after, size = _tokens(lm, context, scored, where)
     spec, config = lm.network.attention, lm.config
     if after and not before and (spec.kind == "causal" or config.shifted_logits):
         why = f"{config.model_type} predicts each token from the one before it, the first one from end-of-text"
@@ -121,7 +122,7 @@ def _item(lm: LM, text: object, where: str) -> _Item:
         raise UserError(
             f"{where} has {length} tokens, and model {lm.name!r} has a context of {limit}: score it in parts"
         )
-    address = blake2b(repr(before if pair[0] else after).encode(), digest_size=4).digest()
+    address = blake2b(repr(before if context else after).encode(), digest_size=4).digest()
     exact = spec.kind == "causal" or 1 in (len(after), spec.block_length)
     return _Item(before + after, len(after), size, exact, int.from_bytes(address, "little"))
 
