@@ -13,6 +13,7 @@ from dlm.errors import UserError
 from dlm.fields import Field, fields, members
 
 from . import streams
+from .streams import unicode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Command:
                 off = f"--{key}" != name
                 if field.is_flag and (off or (not equals and (not words or words[0] not in ("true", "false")))):
                     text, equals = str(not off).lower(), "="
-                options.overrides[key] = text if equals else _next(name, words)
+                options.overrides[key] = unicode(text if equals else _next(name, words), f"{COMMAND_LINE}: --{key}")
         return options
 
     def _field(self, name: str, flags: Mapping[str, Flag]) -> tuple[str, Field]:

@@ -326,7 +326,9 @@ def test_steps_that_other_weights_decided_are_followed(store):
     assert report.identical and report.shared_check == "as recorded"
 
 
-@pytest.mark.parametrize("own", [{"parent_step": 99}, {"parent_step": "x"}, {"parent_step": 3, "lineage": [{"step": 3}]}])
+@pytest.mark.parametrize(
+    "own", [{"parent_step": 99}, {"parent_step": "x"}, {"parent_step": 3, "lineage": [{"step": 3}]}]
+)
 def test_a_lineage_that_cannot_be_is_refused(store, own):
     lm, trace = forkable(store)
     with pytest.raises(UserError, match="parent_step = |its lineage cannot be understood"):

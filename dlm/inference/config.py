@@ -56,7 +56,10 @@ class SamplerConfig(BaseModel):
         default=128, description='Tokens to generate; "auto" adds blocks until end-of-text or max_gen_length.'
     )
     max_gen_length: int = Field(
-        default=1024, ge=1, le=MOST, description='Upper limit when gen_length = "auto"; the model\'s context is another.'
+        default=1024,
+        ge=1,
+        le=MOST,
+        description='Upper limit when gen_length = "auto"; the model\'s context is another.',
     )
     allow_long: bool = Field(
         default=False,
@@ -102,11 +105,15 @@ class SamplerConfig(BaseModel):
     edit_threshold: float | None = Field(
         default=None, ge=0, le=1, description="Replace a committed token when another's probability exceeds this."
     )
-    max_post_edit_steps: int = Field(default=16, ge=0, le=MOST, description="Extra passes a block may spend on editing.")
+    max_post_edit_steps: int = Field(
+        default=16, ge=0, le=MOST, description="Extra passes a block may spend on editing."
+    )
     strategy: Literal["block", "multi_block"] = Field(
         default="block", description="One block after the other, or a few consecutive ones at a time."
     )
-    max_active_blocks: int = Field(default=4, ge=1, le=MOST, description="Strategy multi_block: blocks denoised at a time.")
+    max_active_blocks: int = Field(
+        default=4, ge=1, le=MOST, description="Strategy multi_block: blocks denoised at a time."
+    )
     block_add: float = Field(
         default=0.1, ge=0, le=1, description="Strategy multi_block: filled share of the last block that adds one more."
     )
@@ -120,7 +127,9 @@ class SamplerConfig(BaseModel):
         if self.gen_length < 1:
             raise ValueError(f'gen_length = {self.gen_length} must be at least 1, or "auto"')
         if self.gen_length > MOST:
-            raise ValueError(f"gen_length = {self.gen_length}: one request may have {MOST} tokens at most; make it smaller")
+            raise ValueError(
+                f"gen_length = {self.gen_length}: one request may have {MOST} tokens at most; make it smaller"
+            )
         if self.block_length is not None and self.gen_length % self.block_length:
             raise ValueError(
                 f"gen_length = {self.gen_length} is not a multiple of block_length = {self.block_length}: "
@@ -150,7 +159,9 @@ class EngineConfig(BaseModel):
         description="Caches prefix and dual with refresh_interval: steps a finished block is still recomputed.",
     )
     page_size: int = Field(default=32, ge=1, le=MOST, description="Positions in a page of the cache.")
-    num_pages: int | None = Field(default=None, ge=1, le=2**31, description="Pages in the cache; none: from memory_fraction.")
+    num_pages: int | None = Field(
+        default=None, ge=1, le=2**31, description="Pages in the cache; none: from memory_fraction."
+    )
     memory_fraction: float = Field(
         default=0.8,
         gt=0,
@@ -219,7 +230,7 @@ class OutputConfig(BaseModel):
         default=0.05, ge=0, le=5, description="Seconds to rest after a step of the live view, to be watchable."
     )
     snapshots: int = Field(
-        default=0, ge=0, description="Without a terminal: times the half-done canvas is printed as it fills."
+        default=0, ge=0, le=10_000, description="Without a terminal: times the half-done canvas is printed as it fills."
     )
     json_lines: bool = Field(default=False, description="One JSON object a line instead of text (same as --json).")
     quiet: bool = Field(

@@ -211,7 +211,7 @@ class Engine:
         others: list[Event] = []
         try:
             for decoding in decodings:
-                names.append(self.submit(decoding))
+                names.append(self.submit(decoding))  # noqa: PERF401  after a refused one the others are known
             while len(results) < len(names):
                 for event in self.step():
                     if event.request_id not in names:

@@ -105,7 +105,9 @@ def test_the_context_of_a_stretched_rotation(scaling, context):
     assert ModelConfig(max_position_embeddings=64, rope_scaling=scaling).context_length == context
 
 
-@pytest.mark.parametrize(("family", "context"), [("qwen2", 32_768), ("qwen3", 32_768), ("llama", 2048), ("llada", 1024)])
+@pytest.mark.parametrize(
+    ("family", "context"), [("qwen2", 32_768), ("qwen3", 32_768), ("llama", 2048), ("llada", 1024)]
+)
 def test_a_checkpoint_that_does_not_say_has_its_familys_context(family, context, tmp_path):
     shape = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     llada = {"d_model": 32, "n_layers": 2, "n_heads": 4, "mlp_hidden_size": 48, "mask_token_id": 63}
