@@ -98,7 +98,12 @@ class Tokenizer:
         """Ids of many texts. A corpus is read with special=False: a file that mentions "[MASK]" holds no mask."""
         if self.backend.encode_special_tokens == special:
             self.backend.encode_special_tokens = not special
-        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        try:
+            return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError:
+            for text in texts:
+                _require_unicode(text)
+            raise
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of the ids; bytes that are no UTF-8 come out as U+FFFD."""
@@ -168,6 +173,15 @@ class Tokenizer:
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
+
+
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{text[:20]!a}… is no Unicode text: character {error.start} is {text[error.start]!a}, half of a surrogate pair"
+        ) from None
 
 
 def _piece_bytes(token: str) -> int:

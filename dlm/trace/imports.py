@@ -112,7 +112,7 @@ def from_line(line: str, where: str, mask_id: int | None = None) -> Trace:
             return _of_trajectory(name, prompt, entry["trajectory"], mask, own)
         answer = next(entry[key] for key in ("token_ids", "final_ids", "response_ids") if key in entry)
         tokens, steps = [*prompt, *answer], [GIVEN] * len(prompt) + list(entry["step_map"])
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         raise UserError(
             f"{where}: not a trajectory: {error!r}; expected prompt_ids with trajectory, or with step_map and token_ids"
         ) from None
