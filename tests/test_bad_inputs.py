@@ -150,6 +150,16 @@ CASES = [
     case("prompt", "a request id that two lines have", "dlm-infer --input in.jsonl", "in.jsonl line 2: request_id '7' is that of in.jsonl line 1", files={"in.jsonl": '{"prompt": "x", "request_id": 7}\n{"prompt": "y", "request_id": "7"}\n'}),
     case("output", "a folder that is a file", "dlm-infer --prompt x --output my.toml/out.jsonl", "my.toml/out.jsonl: cannot be written: Not a directory", files=config("")),
     case("output", "a store in a file", "dlm-infer --prompt x --trace --trace.store my.toml/t.db", "my.toml/t.db: its folder cannot be made", files=config("")),
+    # newcomers: one text file, few settings, adapters, folders
+    case("config", "adapter settings without a kind", "dlm-train --adapter.r 4", 'r = 4, but adapter.kind = "none" trains all weights: set adapter.kind = "lora" or "qlora"'),
+    case("config", "adapter settings of another kind", "dlm-train --adapter.kind lora --adapter.no-double_quant --train.init_from pico", 'adapter.kind = "lora" does not read it: set adapter.kind = "qlora"'),
+    case("data", "a tokenizer that is nowhere", "dlm-train --data.source text --data.paths a.txt --train.tokenizer pika", "no tokenizer 'pika'", "bundled models: pico, sudoku", "dlm-tokenizer makes", files={"a.txt": "some words " * 99}),
+    case("data", "one text too short for a sequence", "dlm-train --data.source text --data.paths a.txt --train.tokenizer pico --train.out run", "train split of data.source = 'text' holds 1 documents with", "not one sequence of length 256; add data, or lower the length (train.length)", files={"a.txt": "some words"}),
+    case("data", "one row, and nothing to hold out", "dlm-train --data.source jsonl --data.paths a.jsonl --train.tokenizer pico --train.length 8 --train.out run", "heldout split", "0 documents", "data.heldout_paths, or train without validation: eval.sequences = 0", files={"a.jsonl": json.dumps({"text": "some words " * 99})}),
+    case("data", "a tokenizer's folder that cannot be written to", "dlm-tokenizer --output a.txt/out", "output = a.txt/out: cannot be written to (Not a directory): choose another folder", files={"a.txt": ""}),
+    case("data", "shards in a folder that cannot be written to", "dlm-train --data.source text --data.paths a.txt --prepare a.txt/out", "--prepare a.txt/out: cannot be written to (Not a directory): choose another folder", files={"a.txt": ""}),
+    case("checkpoint", "a text for a model without a tokenizer", "dlm-infer --model ./model/. --prompt x", "model './model/.' has no tokenizer: put a tokenizer.json into its folder, or give token ids", edit=without("tokenizer.json")),
+    case("checkpoint", "training from a model without a tokenizer", "dlm-train --model ./model --data.source text --data.paths a.txt --train.out run", "train.init_from = './model' has no tokenizer.json, and text needs one", edit=without("tokenizer.json"), files={"a.txt": "some words"}),
 ]  # fmt: skip
 
 
