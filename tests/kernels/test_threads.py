@@ -21,7 +21,6 @@ class Machine:
         monkeypatch.setattr(threads.time, "process_time", lambda: self.now)  # this process keeps one core busy
         monkeypatch.setattr(Watch, "_busy", lambda watch: self.busy)
         monkeypatch.setattr(threads, "FIXED", False)
-        monkeypatch.setattr(threads, "_own_choice", lambda: 4)
         monkeypatch.setattr(threads, "WATCH", Watch())
         monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
         self.passes(1.0)
