@@ -13,7 +13,7 @@ from dlm.config import COMMAND_LINE, load, nearest, to_toml
 from dlm.errors import UserError
 from dlm.fields import Field, fields, members
 
-from .waiting import wait_briefly
+from .threads import settle_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Command:
         config = load(self.config, options.files, options.overrides)
         if "--print-config" in options.given:
             return print(to_toml(config).rstrip())
-        wait_briefly()
+        settle_threads()
         work(config, options)
 
     def parse(self, argv: Sequence[str]) -> Options:

@@ -2,7 +2,7 @@
 
 OpenMP's threads by default spin while they wait for one another. If one of them shares its core with another process,
 the others spin until it had its turn: decoding on two threads then takes 20 times as long as on one. Commands make the
-wait short (cli/waiting.py), which is possible only before torch starts. In any other program these kernels use the
+wait short (cli/threads.py), which is possible only before torch starts. In any other program these kernels use the
 free cores alone, which changes no bit of their results. OMP_NUM_THREADS, or a number given to torch that it would not
 have chosen itself, is obeyed.
 """
