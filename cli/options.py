@@ -15,7 +15,7 @@ from dlm.fields import Field, fields, holds_strings, members
 
 from . import streams
 from .streams import unicode
-from .waiting import wait_briefly
+from .threads import settle_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Command:
         config = load(self.config, options.files, options.overrides)
         if "--print-config" in options.given:
             return print(to_toml(config).rstrip())
-        wait_briefly()
+        settle_threads()
         work(config, options)
 
     def parse(self, argv: Sequence[str]) -> Options:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dlm.errors import UserError
 
 from .streams import run, to_json
+from .threads import settle_threads
 from .trace import Parser, add_common
-from .waiting import wait_briefly
 
 if TYPE_CHECKING:
     from dlm.trace.trace import Trace
@@ -94,7 +94,7 @@ def _main(argv: Sequence[str] | None) -> int:
         trace.check()
         if trace.pieces is None:
             trace.pieces = _pieces(trace)
-    wait_briefly()
+    settle_threads()
     if options.verify:
         return _verify(path, trace, options)
     if options.fork_at is not None:
