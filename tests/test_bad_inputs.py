@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,9 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import infer, tokenizer, train
+from dlm.cli import infer, tokenizer, trace, train
+from dlm.trace.connection import APPLICATION, TABLES
 
-COMMANDS = {"dlm-infer": infer.main, "dlm-train": train.main, "dlm-tokenizer": tokenizer.main}
+COMMANDS = {
+    "dlm-infer": infer.main,
+    "dlm-train": train.main,
+    "dlm-tokenizer": tokenizer.main,
+    "dlm-trace": trace.main,
+}
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 
 
@@ -61,6 +68,17 @@ def without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
+def database(*statements: str) -> bytes:
+    """An SQLite file."""
+    sql = sqlite3.connect(":memory:")
+    for statement in statements:
+        sql.execute(statement)
+    content = sql.serialize()
+    sql.close()
+    return content
+
+
+STORE = database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user_version = 1")
 MY = "dlm-infer --config my.toml"
 LOAD = "dlm-infer --model.name ./model --prompt x"
 TEXT = "dlm-tokenizer --config my.toml"
@@ -110,6 +128,16 @@ CASES = [
     case("prompt", "a hole of unknown length", "dlm-infer --model.name ./model --prompt 'a [MASK:x]'", "[MASK:x]"),
     case("prompt", "a Sudoku of 80 cells", MY, "job 0: sudoku has 80 cells", files=config(f'[model]\nname = "./model"\n[[job]]\nsudoku = "{PUZZLE[1:]}"')),
     case("prompt", "a Sudoku that breaks its rules", MY, "5 twice", files=config(f'[model]\nname = "./model"\n[[job]]\nsudoku = "55{PUZZLE[2:]}"')),
+    # traces
+    case("trace", "no store", "dlm-trace ls --store t.db", "t.db: there is no trace store here"),
+    case("trace", "a text for a store", "dlm-trace ls --store t.db", "t.db: file is not a database", files={"t.db": "traces\n" * 99}),
+    case("trace", "another program's database", "dlm-trace fsck --store t.db", "t.db: an SQLite file, but no trace store", files={"t.db": database("CREATE TABLE mine (x)")}),
+    case("trace", "a store of the future", "dlm-trace ls --store t.db", "a trace store of version 7; this dlm reads up to 1", files={"t.db": database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user_version = 7")}),
+    case("trace", "tables with a flipped bit", "dlm-trace ls --store t.db", "its tables are not those of a trace store", files={"t.db": STORE.replace(b"at INTEGER", b"at INTEGES")}),
+    case("trace", "an empty store", "dlm-trace show first --store t.db", "none of this id; it is empty", files={"t.db": STORE}),
+    case("trace", "fewer than no traces to keep", "dlm-trace gc --keep -1 --store t.db", "keep = '-1': give a number of traces, or an age", files={"t.db": STORE}),
+    case("trace", "fewer than no traces to list", "dlm-trace ls -n -1 --store t.db", "newest = -1: must be at least 0", files={"t.db": STORE}),
+    case("trace", "too few traces to learn from", "dlm-trace train-dict --store t.db", "0 traces are too few to learn a dictionary from", files={"t.db": STORE}),
 ]  # fmt: skip
 
 
