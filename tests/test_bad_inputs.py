@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import export, infer, tokenizer, train
+from dlm.cli import export, infer, tokenizer, trace, train
+from dlm.trace.connection import APPLICATION, TABLES
 
 COMMANDS = {
     "dlm-infer": infer.main,
     "dlm-train": train.main,
     "dlm-tokenizer": tokenizer.main,
     "dlm-export": export.main,
+    "dlm-trace": trace.main,
 }
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 
@@ -66,6 +69,17 @@ def without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
+def database(*statements: str) -> bytes:
+    """An SQLite file."""
+    sql = sqlite3.connect(":memory:")
+    for statement in statements:
+        sql.execute(statement)
+    content = sql.serialize()
+    sql.close()
+    return content
+
+
+STORE = database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user_version = 1")
 MY = "dlm-infer --config my.toml"
 LOAD = "dlm-infer --model.name ./model --prompt x"
 TEXT = "dlm-tokenizer --config my.toml"
@@ -160,6 +174,16 @@ CASES = [
     case("data", "shards in a folder that cannot be written to", "dlm-train --data.source text --data.paths a.txt --prepare a.txt/out", "--prepare a.txt/out: cannot be written to (Not a directory): choose another folder", files={"a.txt": ""}),
     case("checkpoint", "a text for a model without a tokenizer", "dlm-infer --model ./model/. --prompt x", "model './model/.' has no tokenizer: put a tokenizer.json into its folder, or give token ids", edit=without("tokenizer.json")),
     case("checkpoint", "training from a model without a tokenizer", "dlm-train --model ./model --data.source text --data.paths a.txt --train.out run", "train.init_from = './model' has no tokenizer.json, and text needs one", edit=without("tokenizer.json"), files={"a.txt": "some words"}),
+    # traces
+    case("trace", "no store", "dlm-trace ls --store t.db", "t.db: there is no trace store here"),
+    case("trace", "a text for a store", "dlm-trace ls --store t.db", "t.db: file is not a database", files={"t.db": "traces\n" * 99}),
+    case("trace", "another program's database", "dlm-trace fsck --store t.db", "t.db: an SQLite file, but no trace store", files={"t.db": database("CREATE TABLE mine (x)")}),
+    case("trace", "a store of the future", "dlm-trace ls --store t.db", "a trace store of version 7; this dlm reads up to 1", files={"t.db": database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user_version = 7")}),
+    case("trace", "tables with a flipped bit", "dlm-trace ls --store t.db", "its tables are not those of a trace store", files={"t.db": STORE.replace(b"at INTEGER", b"at INTEGES")}),
+    case("trace", "an empty store", "dlm-trace show first --store t.db", "none of this id; it is empty", files={"t.db": STORE}),
+    case("trace", "fewer than no traces to keep", "dlm-trace gc --keep -1 --store t.db", "keep = '-1': give a number of traces, or an age", files={"t.db": STORE}),
+    case("trace", "fewer than no traces to list", "dlm-trace ls -n -1 --store t.db", "newest = -1: must be at least 0", files={"t.db": STORE}),
+    case("trace", "too few traces to learn from", "dlm-trace train-dict --store t.db", "0 traces are too few to learn a dictionary from", files={"t.db": STORE}),
 ]  # fmt: skip
 
 
