@@ -83,6 +83,15 @@ STORE = database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user
 MY = "dlm-infer --config my.toml"
 LOAD = "dlm-infer --model.name ./model --prompt x"
 TEXT = "dlm-tokenizer --config my.toml"
+TINY = "dlm-train --config my.toml"
+SMALL = """
+train = { steps = 4, batch_size = 2, length = 81, warmup_steps = 0, device = "cpu" }
+model = { hidden_size = 16, num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 2, head_dim = 8, intermediate_size = 24 }
+data = { source = "sudoku", sudoku_pool = 20 }
+eval = { sequences = 0 }
+checkpoint = { every = 0 }
+log = { progress = false }
+"""  # fmt: skip
 CASES = [
     case("config", "a misspelt key", MY, 'my.toml: unknown key "sampler.tresh', '"sampler.threshold"', files=config("[sampler]\ntreshold = 0.5")),
     case("config", "a misspelt section", MY, 'unknown key "sampl"; did you mean "sampler"?', files=config("[sampl]\nsteps = 4")),
@@ -184,6 +193,14 @@ CASES = [
     case("trace", "fewer than no traces to keep", "dlm-trace gc --keep -1 --store t.db", "keep = '-1': give a number of traces, or an age", files={"t.db": STORE}),
     case("trace", "fewer than no traces to list", "dlm-trace ls -n -1 --store t.db", "newest = -1: must be at least 0", files={"t.db": STORE}),
     case("trace", "too few traces to learn from", "dlm-trace train-dict --store t.db", "0 traces are too few to learn a dictionary from", files={"t.db": STORE}),
+    # checkpoints: the run folder and what training leaves in it
+    case("training", "the run folder is a file", "dlm-train --train.out my.toml", "train.out = 'my.toml': cannot write my.toml: File exists", "another train.out", files=config("")),
+    case("training", "the run folder lies in a file", "dlm-train --train.out my.toml/run", "train.out = 'my.toml/run': cannot write my.toml", "Not a directory", files=config("")),
+    case("training", "a learning rate that diverges", f"{TINY} --train.lr 1e30 --train.out run", "step 2: the loss is ", "gradient norm", "at learning rate", "Lower train.lr (now 1e+30)", "no checkpoint was written", files=config(SMALL)),
+    case("training", "checkpoints from before", f"{TINY} --train.out run", "run/checkpoints: no checkpoint is whole (step-00000004: written by an earlier version of dlm, in pickles", "train.resume = false", files={**config(SMALL), "run/checkpoints/step-00000004/custom_checkpoint_0.pkl": b"cos\nsystem\n(S'true'\ntR."}),
+    case("training", "a checkpoint without a manifest", f"{TINY} --train.out run", "(step-00000004: no manifest.json)", "Restore one from a copy", files={**config(SMALL), "run/checkpoints/step-00000004/state.json": b"{}"}),
+    case("training", "a manifest of something else", f"{TINY} --train.out run", "(step-00000004: manifest.json is not what was written)", files={**config(SMALL), "run/checkpoints/step-00000004/manifest.json": b'{"step": "four"}'}),
+    case("training", "a checkpoint that misses a file", f"{TINY} --train.out run", "(step-00000004: state.json is missing)", files={**config(SMALL), "run/checkpoints/step-00000004/manifest.json": b'{"format": 2, "step": 4, "files": {"state.json": {"size": 2, "blake2b": "00"}}}'}),
 ]  # fmt: skip
 
 

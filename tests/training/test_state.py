@@ -97,7 +97,7 @@ def test_another_number_of_processes_reads_the_parts(tmp_path):
     module, optimizer = net(0)
     state.save(tmp_path, process(0, 1), module, optimizer, {"step": 7})
     for kind in ("model", "optimizer"):
-        whole = tmp_path / f"{kind}-0-of-1.safetensors"
+        whole = tmp_path / f"{kind}.safetensors"
         with state.safe_open(whole, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         whole.unlink()
