@@ -13,7 +13,7 @@ import subprocess
 import sys
 from statistics import median
 
-from dlm.cli.waiting import BRIEFLY, NAMES
+from dlm.cli.threads import BRIEFLY, NAMES
 
 DECODE = """
 import json, sys, time

@@ -85,8 +85,8 @@ def _work(config: BenchConfig, subcommand: str | None) -> None:
         console.width = WIDTH
     for section in sections:
         finding = measure(config, section, _say)
-        report.add(finding)
         show(console, finding)
+        report.add(finding)  # after it was shown: a full disk may keep it from the file
     if report.file is not None:
         print(f"written: {report.file}", file=sys.stderr)
     try:

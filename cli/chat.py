@@ -7,9 +7,9 @@ from dlm.errors import UserError
 from dlm.inference.config import InferConfig, JobConfig
 
 from .infer import decode
-from .jobs import name_of, unicode
+from .jobs import name_of
 from .show import Printer, lm_of, recording
-from .streams import standard_input
+from .streams import standard_input, unicode
 
 
 def chat(config: InferConfig) -> None:

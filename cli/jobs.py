@@ -14,7 +14,7 @@ from dlm.errors import UserError
 from dlm.inference.config import InferConfig, JobConfig
 
 from .options import Options
-from .streams import standard_input
+from .streams import standard_input, unicode
 
 HOLE = re.compile(r"(?<!\\)\[MASK(:[^\]\s]{1,20})?\]")  # as dlm.infill reads it; \[MASK] is just text
 SOURCES = ("--prompt", "--prompt-file", "--input", "--chat")
@@ -82,22 +82,6 @@ def _check_sudoku(job: JobConfig, name: str) -> None:
             parse_puzzle(job.sudoku)
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
-
-
-def unicode(text: str, place: str) -> str:
-    """The text, bytes that the locale could not read taken for UTF-8. Raises UserError where it is no Unicode text."""
-    try:
-        return text.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{place}: is no Unicode text: character {error.start} is {ascii(text[error.start])[1:-1]}, half of a surrogate "
-            "pair: write both halves, or leave it out"
-        ) from None
-    except UnicodeDecodeError as error:
-        found = error.object[error.start]
-        raise UserError(
-            f"{place}: is no UTF-8 text: {error.reason} at byte {error.start} (0x{found:02x}): convert it first"
-        ) from None
 
 
 def _from(flag: str, config: InferConfig, options: Options) -> Iterable[tuple[JobConfig, str]]:

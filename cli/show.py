@@ -171,7 +171,9 @@ class Printer:
         whole = self.written - (0 if self.sink is not None or self.speaks else len(undone))
         words = f"interrupted; whole results: {whole}"
         if undone and self.sink is None:
-            words += f"; unfinished: {len(undone)}" + (' (finish_reason "interrupted")' if self.output.json_lines else "")
+            words += f"; unfinished: {len(undone)}" + (
+                ' (finish_reason "interrupted")' if self.output.json_lines else ""
+            )
         if self.store is not None:
             words += f"; {self.store.path} keeps the traces of whole ones only"
         print(words, file=sys.stderr)

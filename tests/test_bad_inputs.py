@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import export, infer, tokenizer, train
+from dlm.cli import export, infer, tokenizer, trace, train
+from dlm.trace.connection import APPLICATION, TABLES
 
 COMMANDS = {
     "dlm-infer": infer.main,
     "dlm-train": train.main,
     "dlm-tokenizer": tokenizer.main,
     "dlm-export": export.main,
+    "dlm-trace": trace.main,
 }
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 
@@ -66,6 +69,17 @@ def without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
+def database(*statements: str) -> bytes:
+    """An SQLite file."""
+    sql = sqlite3.connect(":memory:")
+    for statement in statements:
+        sql.execute(statement)
+    content = sql.serialize()
+    sql.close()
+    return content
+
+
+STORE = database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user_version = 1")
 MY = "dlm-infer --config my.toml"
 LOAD = "dlm-infer --model.name ./model --prompt x"
 TEXT = "dlm-tokenizer --config my.toml"
@@ -159,6 +173,26 @@ CASES = [
     case("prompt", "a request id that two lines have", "dlm-infer --input in.jsonl", "in.jsonl line 2: request_id '7' is that of in.jsonl line 1", files={"in.jsonl": '{"prompt": "x", "request_id": 7}\n{"prompt": "y", "request_id": "7"}\n'}),
     case("output", "a folder that is a file", "dlm-infer --prompt x --output my.toml/out.jsonl", "my.toml/out.jsonl: cannot be written: Not a directory", files=config("")),
     case("output", "a store in a file", "dlm-infer --prompt x --trace --trace.store my.toml/t.db", "my.toml/t.db: its folder cannot be made", files=config("")),
+    # newcomers: one text file, few settings, adapters, folders
+    case("config", "adapter settings without a kind", "dlm-train --adapter.r 4", 'r = 4, but adapter.kind = "none" trains all weights: set adapter.kind = "lora" or "qlora"'),
+    case("config", "adapter settings of another kind", "dlm-train --adapter.kind lora --adapter.no-double_quant --train.init_from pico", 'adapter.kind = "lora" does not read it: set adapter.kind = "qlora"'),
+    case("data", "a tokenizer that is nowhere", "dlm-train --data.source text --data.paths a.txt --train.tokenizer pika", "no tokenizer 'pika'", "bundled models: pico, sudoku", "dlm-tokenizer makes", files={"a.txt": "some words " * 99}),
+    case("data", "one text too short for a sequence", "dlm-train --data.source text --data.paths a.txt --train.tokenizer pico --train.out run", "train split of data.source = 'text' holds 1 documents with", "not one sequence of length 256; add data, or lower the length (train.length)", files={"a.txt": "some words"}),
+    case("data", "one row, and nothing to hold out", "dlm-train --data.source jsonl --data.paths a.jsonl --train.tokenizer pico --train.length 8 --train.out run", "heldout split", "0 documents", "data.heldout_paths, or train without validation: eval.sequences = 0", files={"a.jsonl": json.dumps({"text": "some words " * 99})}),
+    case("data", "a tokenizer's folder that cannot be written to", "dlm-tokenizer --output a.txt/out", "output = a.txt/out: cannot be written to (Not a directory): choose another folder", files={"a.txt": ""}),
+    case("data", "shards in a folder that cannot be written to", "dlm-train --data.source text --data.paths a.txt --prepare a.txt/out", "--prepare a.txt/out: cannot be written to (Not a directory): choose another folder", files={"a.txt": ""}),
+    case("checkpoint", "a text for a model without a tokenizer", "dlm-infer --model ./model/. --prompt x", "model './model/.' has no tokenizer: put a tokenizer.json into its folder, or give token ids", edit=without("tokenizer.json")),
+    case("checkpoint", "training from a model without a tokenizer", "dlm-train --model ./model --data.source text --data.paths a.txt --train.out run", "train.init_from = './model' has no tokenizer.json, and text needs one", edit=without("tokenizer.json"), files={"a.txt": "some words"}),
+    # traces
+    case("trace", "no store", "dlm-trace ls --store t.db", "t.db: there is no trace store here"),
+    case("trace", "a text for a store", "dlm-trace ls --store t.db", "t.db: file is not a database", files={"t.db": "traces\n" * 99}),
+    case("trace", "another program's database", "dlm-trace fsck --store t.db", "t.db: an SQLite file, but no trace store", files={"t.db": database("CREATE TABLE mine (x)")}),
+    case("trace", "a store of the future", "dlm-trace ls --store t.db", "a trace store of version 7; this dlm reads up to 1", files={"t.db": database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user_version = 7")}),
+    case("trace", "tables with a flipped bit", "dlm-trace ls --store t.db", "its tables are not those of a trace store", files={"t.db": STORE.replace(b"at INTEGER", b"at INTEGES")}),
+    case("trace", "an empty store", "dlm-trace show first --store t.db", "none of this id; it is empty", files={"t.db": STORE}),
+    case("trace", "fewer than no traces to keep", "dlm-trace gc --keep -1 --store t.db", "keep = '-1': give a number of traces, or an age", files={"t.db": STORE}),
+    case("trace", "fewer than no traces to list", "dlm-trace ls -n -1 --store t.db", "newest = -1: must be at least 0", files={"t.db": STORE}),
+    case("trace", "too few traces to learn from", "dlm-trace train-dict --store t.db", "0 traces are too few to learn a dictionary from", files={"t.db": STORE}),
     # checkpoints: the run folder and what training leaves in it
     case("training", "the run folder is a file", "dlm-train --train.out my.toml", "train.out = 'my.toml': cannot write my.toml: File exists", "another train.out", files=config("")),
     case("training", "the run folder lies in a file", "dlm-train --train.out my.toml/run", "train.out = 'my.toml/run': cannot write my.toml", "Not a directory", files=config("")),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,13 +71,12 @@ def score(
     network.eval()
     try:
         for chosen in _batches(items, batch_size):
-            found = _nats(lm, [items[i] for i in chosen], draws, seed)
+            exact = items[chosen[0]].exact
+            found = _nats(lm, [items[i] for i in chosen], 1 if exact else draws, seed)
             for i, values in zip(chosen, found.split(1), strict=True):
-                item = items[i]
-                exact = network.attention.kind == "causal" or 1 in (item.tokens, network.attention.block_length)
-                value = estimate(values, item.tokens, item.bytes)
-                error = 0.0 if exact else value.error
-                scores[i] = Score(nats=value.nats, error=error, tokens=item.tokens, bytes=item.bytes)
+                tokens, size = items[i].tokens, items[i].bytes
+                value = estimate(values, tokens, size, exact)
+                scores[i] = Score(nats=value.nats, error=value.error or 0.0, tokens=tokens, bytes=size)
     finally:
         network.train(training)
     return scores
@@ -89,6 +89,8 @@ class _Item:
     ids: list[int]
     tokens: int
     bytes: int
+    exact: bool
+    """Whether one draw says it all: nothing is drawn, or each token is masked alone."""
     address: int
     """Of its random numbers."""
 
@@ -106,12 +108,13 @@ def _listed(texts: object) -> Sequence[object]:
 
 
 def _item(lm: LM, text: object, where: str) -> _Item:
-    pair = ("", text) if isinstance(text, str) else text
+    pair: Any = ("", text) if isinstance(text, str) else text
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
         raise UserError(f"{where} is {str(text)[:60]!r}: give a string, or a pair of them (context, continuation)")
-    before, after, size = _tokens(lm, *pair, where)
-    kind, config = lm.network.attention.kind, lm.config
-    if after and not before and (kind == "causal" or config.shifted_logits):
+    context, scored = pair
+    before, after, size = _tokens(lm, context, scored, where)
+    spec, config = lm.network.attention, lm.config
+    if after and not before and (spec.kind == "causal" or config.shifted_logits):
         why = f"{config.model_type} predicts each token from the one before it, the first one from end-of-text"
         before = [need_token(lm.network, "eos_token_id", why)]
     length, limit = len(before) + len(after), config.context_length
@@ -119,8 +122,9 @@ def _item(lm: LM, text: object, where: str) -> _Item:
         raise UserError(
             f"{where} has {length} tokens, and model {lm.name!r} has a context of {limit}: score it in parts"
         )
-    address = blake2b(repr(before if pair[0] else after).encode(), digest_size=4).digest()
-    return _Item(before + after, len(after), size, int.from_bytes(address, "little"))
+    address = blake2b(repr(before if context else after).encode(), digest_size=4).digest()
+    exact = spec.kind == "causal" or 1 in (len(after), spec.block_length)
+    return _Item(before + after, len(after), size, exact, int.from_bytes(address, "little"))
 
 
 def _tokens(lm: LM, context: str, text: str, where: str) -> tuple[list[int], list[int], int]:
@@ -149,9 +153,11 @@ def _encode(lm: LM, text: str) -> list[int]:
 
 
 def _batches(items: Sequence[_Item], size: int) -> Iterator[list[int]]:
-    """Numbers of the items that have anything to score, those of about one length together."""
-    order = sorted((i for i, item in enumerate(items) if item.tokens), key=lambda i: len(items[i].ids))
-    yield from (order[start : start + size] for start in range(0, len(order), size))
+    """Numbers of the items that have anything to score: the exact ones apart, those of about one length together."""
+    for exact in (True, False):
+        order = [i for i, item in enumerate(items) if item.tokens and item.exact is exact]
+        order.sort(key=lambda i: len(items[i].ids))
+        yield from (order[start : start + size] for start in range(0, len(order), size))
 
 
 @torch.no_grad()

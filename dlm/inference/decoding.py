@@ -34,7 +34,6 @@ class Options(TypedDict, total=False):
     strategy: Literal["block", "multi_block"]
     max_active_blocks: int
     block_add: float
-    stop: str | Sequence[str]
     refresh_interval: int | None
     cache_delay: int
     page_size: int

@@ -6,7 +6,7 @@ anyhow. The paper fits that bias to each model beforehand. Here it is measured o
 the hole: where nothing has to fit behind it, every length is as good, and only the bias is left.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -127,13 +127,22 @@ def _scores(lm: LM, probes: list[Probe], run: Run) -> list[Score]:
 class _Ear:
     """A recorder that keeps how sure the model was in the first step."""
 
-    keep, topk = ("confidence",), 0
+    keep: Collection[str] = ("confidence",)
+    topk: int = 0
 
     def __init__(self) -> None:
         self.sure: dict[int, float] = {}
 
     def commit(
-        self, step: int, positions: np.ndarray, tokens: np.ndarray, kinds: Any, confidence: Any = None, **facts: Any
+        self,
+        step: int,
+        positions: np.ndarray,
+        tokens: np.ndarray,
+        kinds: Any,
+        confidence: Any = None,
+        topk: Any = None,
+        length: int | None = None,
+        canvas: Any = None,
     ) -> None:
         self.sure.update(zip(positions.tolist(), confidence.tolist(), strict=True))
 

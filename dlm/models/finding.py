@@ -83,7 +83,8 @@ def find_tokenizer(name: str | Path) -> Path:
     try:
         return find(name, files=TOKENIZER_FILES)
     except UserError as error:
-        raise UserError(f"no tokenizer {str(name)!r}: {error}; dlm-tokenizer makes a folder with one") from error
+        reason = str(error).removeprefix(f"no model {str(name)!r}: ")
+        raise UserError(f"no tokenizer {str(name)!r}: {reason}; dlm-tokenizer makes a folder with one") from error
 
 
 def _beside(path: Path) -> str:

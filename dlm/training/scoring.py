@@ -46,7 +46,7 @@ def sequence_nats(
     samples: int = 1,
     seed: int = 0,
     valid: Bool[Tensor, "b l"] | None = None,
-    first: Int[Tensor, " b"] | None = None,
+    first: int | Int[Tensor, " b"] | None = None,
 ) -> Float[Tensor, "b s"]:
     """What each sequence's `answer` costs given the rest, in nats, as the network's own attention would generate it.
 
@@ -58,13 +58,13 @@ def sequence_nats(
     """
     kind, size = network.attention.kind, network.attention.block_length
     if kind == "causal":
-        if first is None:
-            first = need_token(network, "eos_token_id", "a causal model predicts the first token from end-of-text")
+        why = "a causal model predicts the first token from end-of-text"
+        before = need_token(network, "eos_token_id", why) if first is None else first
 
         def moved(shown: Tensor, asked: Tensor) -> Tensor:
             return _nats(network, network.hidden(shown)[asked], input_ids[asked])
 
-        return likelihood(moved, input_ids, first, answer=answer)
+        return likelihood(moved, input_ids, before, answer=answer)
 
     def nats(shown: Tensor, asked: Tensor) -> Tensor:
         positions, seen, spec = None, valid, network.attention

@@ -239,3 +239,8 @@ def test_what_is_run():
     assert {name for names in SUBCOMMANDS.values() for name in names} == SECTIONS.keys()
     with pytest.raises(UserError, match="nothing to measure: say which"):
         wanted(config(), None)
+
+
+def test_one_text_has_no_error():
+    found = Nats.of([3.0], [2])
+    assert found == Nats(1.5, None) and str(found) == "1.50 (one text: no error)"

@@ -37,7 +37,13 @@ def infer(*argv: str | bytes, stdin: bytes | None = None, stdout=subprocess.PIPE
     command = [sys.executable, "-c", FAKE, *argv]
     given = subprocess.DEVNULL if stdin is None else None
     return subprocess.run(
-        command, input=stdin, stdin=given, stdout=stdout, stderr=subprocess.PIPE, cwd=ROOT, env={**os.environ, **environment}
+        command,
+        input=stdin,
+        stdin=given,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, **environment},
     )
 
 
@@ -64,7 +70,9 @@ def test_output_that_takes_ascii_only(environment):
 def test_bytes_that_are_no_utf8():
     done = infer("--prompt", b"ab\xff")
     assert done.returncode == 2
-    assert done.stderr == b"dlm-infer: --prompt: is no UTF-8 text: invalid start byte at byte 2 (0xff): convert it first\n"
+    assert (
+        done.stderr == b"dlm-infer: --prompt: is no UTF-8 text: invalid start byte at byte 2 (0xff): convert it first\n"
+    )
     done = infer("--quiet", stdin=b"abc\xe9", PYTHONIOENCODING="utf-8")
     assert done.returncode == 2 and b"standard input: is no UTF-8 text: " in done.stderr
 
@@ -137,7 +145,9 @@ def test_a_store_that_cannot_be(command, monkeypatch, tmp_path, store):
 
 def test_jobs_with_an_id_that_is_taken_are_refused_before_the_model_is_loaded(command, tmp_path):
     rows = tmp_path / "in.jsonl"
-    rows.write_text('{"prompt": "a", "request_id": "x"}\n{"prompt": "b", "request_id": "y", "sampler": {"num_samples": 2}}\n')
+    rows.write_text(
+        '{"prompt": "a", "request_id": "x"}\n{"prompt": "b", "request_id": "y", "sampler": {"num_samples": 2}}\n'
+    )
     store = ("--trace", "--trace.store", str(tmp_path / "t.db"))
     import numpy as np
 

@@ -132,6 +132,9 @@ def test_continuations_of_one_context_are_compared_under_the_same_masks():
     one, two, other = torch.stack(seen).unbind(1)
     assert torch.equal(one, two) and not torch.equal(two, other)
     assert not one[:, :2].any()
+    seen.clear()
+    dlm.score(lm, [("so", "a"), ("so", "b")], draws=6)
+    assert len(seen) == 1  # a single token is exact after one forward
 
 
 def test_what_is_spelt_like_the_mask_is_text():

@@ -13,7 +13,7 @@ import pytest
 from dlm.errors import UserError
 from dlm.trace import CorruptTrace, DuplicateTrace, TraceStore, UnknownTrace
 from dlm.trace.database import StoreError
-from dlm.trace.times import seconds, ticks
+from dlm.trace.times import iso, moment, seconds, ticks
 from dlm.trace.trace import NEVER
 from tests.trace.synthetic import run
 
@@ -89,6 +89,19 @@ def test_finding(filled):
     with pytest.raises(UserError, match="is no time"):
         filled.find(since="yesterday")
     assert seconds("1.5h") == 5400 and ticks("2020-01-01T00:00:00+00:00") == 15_778_368_000_000
+
+
+def test_times_are_exact_and_what_is_none_is_an_error():
+    assert (
+        iso(15_778_368_000_001) == "2020-01-01T00:00:00.000100+00:00"
+        and ticks(iso(15_778_368_000_001)) == 15_778_368_000_001
+    )
+    assert ticks("99999999999d") < 0 < ticks(1e300)
+    for say in (iso, moment):
+        with pytest.raises(UserError, match="are no time: the store is damaged"):
+            say(2**60)
+    with pytest.raises(UserError, match="is no time"):
+        ticks(float("nan"))
 
 
 def test_contexts_are_stored_once_and_facts_come_back(filled):
