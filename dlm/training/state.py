@@ -197,7 +197,7 @@ class _Parts:
 
 def _optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[dict], dict[str, Tensor]]:
     """Its groups as plain data with names for parameters, and its tensors as `parameter/key`."""
-    names = {parameter: name for name, parameter in module.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     groups = [
         {key: value for key, value in group.items() if key != "params"} | {"names": [names[p] for p in group["params"]]}
         for group in optimizer.param_groups
@@ -211,7 +211,7 @@ def _optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> tup
 
 def _set_optimizer_state(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, groups: list[dict]) -> None:
     parameters = dict(module.named_parameters())
-    names = {parameter: name for name, parameter in parameters.items()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
     if [g.pop("names") for g in groups] != [[names[p] for p in g["params"]] for g in optimizer.param_groups]:
         raise UserError(f"{folder}: its optimiser groups hold other parameters; {FIX}")
     for now, saved in zip(optimizer.param_groups, groups, strict=True):

@@ -21,7 +21,7 @@ def weights(a: Accelerator, module: nn.Module) -> dict[str, Tensor] | None:
     parameters = dict(module.named_parameters())
     if not any(hasattr(p, "ds_tensor") for p in parameters.values()):
         return None
-    tensors = {name: p.ds_tensor.data if hasattr(p, "ds_tensor") else p.data for name, p in parameters.items()}
+    tensors = {name: getattr(p, "ds_tensor", p).data for name, p in parameters.items()}
     return {f"{a.process_index}.{name}": tensor for name, tensor in (tensors | dict(module.named_buffers())).items()}
 
 

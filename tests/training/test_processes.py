@@ -57,6 +57,18 @@ def test_two_processes_give_the_losses_of_one_and_resume_exactly(tmp_path, kind,
     assert parts == {f"{name}{place}.safetensors" for name in ("model", "optimizer") for place in places}
 
 
+@pytest.mark.slow
+def test_all_processes_stop_at_a_loss_that_is_not_finite(tmp_path):
+    # What the first step leaves is finite, and infinite in the second.
+    options = {"train__lr": "1e30", "train__warmup_steps": "0", "checkpoint__every": "1", "eval__sequences": "0"}
+    (tmp_path / "my.toml").write_text(to_toml(config(tmp_path, **options)))
+    done = launch("cpu-2", "-m", "dlm.cli.train", "--config", str(tmp_path / "my.toml"))
+    said = [line for line in done.stderr.splitlines() if line.startswith("dlm-train: step 2: the loss is ")]
+    assert done.returncode != 0 and len(said) == 2 and "Lower train.lr" in said[0]
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_a_batch_must_divide_among_the_processes(tmp_path):
     run = config(tmp_path, train__batch_size="4", train__micro_batch_size="4")
     with pytest.raises(UserError, match="over 2 processes is 2 sequences each, not a multiple of .* = 4"):
