@@ -52,21 +52,29 @@ def test_a_second_run_in_the_folder_is_refused_until_the_first_is_gone(tmp_path,
     assert command.main(["--config", str(tmp_path / "my.toml")]) == 0
 
 
+FORKED = """
+import os, sys
+from pathlib import Path
+from dlm.training.folder import claimed
+folder, (reading, writing), alive = Path(sys.argv[1]), os.pipe(), os.pipe()
+with claimed(folder):
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.write(alive[1], b"x")
+        os.read(reading, 1)  # until the parent is done
+        os._exit(0)
+    os.read(alive[0], 1)
+with claimed(folder):  # released, though the child lives
+    print(os.waitpid(child, os.WNOHANG))
+os.close(writing)
+os.waitpid(child, 0)
+"""
+
+
 def test_a_child_that_is_left_behind_does_not_hold_the_folder(tmp_path):
-    (reading, writing), alive = os.pipe(), os.pipe()
-    with folder.claimed(tmp_path):
-        child = os.fork()
-        if child == 0:
-            os.close(writing)
-            os.write(alive[1], b"x")
-            os.read(reading, 1)  # until the parent is done
-            os._exit(0)
-        os.read(alive[0], 1)
-    with folder.claimed(tmp_path):  # released, though the child lives
-        pass
-    for handle in (writing, reading, *alive):
-        os.close(handle)
-    assert os.waitpid(child, 0)[1] == 0
+    done = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "(0, 0)\n"), done.stderr
 
 
 def test_where_there_are_no_locks_a_run_goes_on(tmp_path, monkeypatch):
