@@ -79,14 +79,14 @@ def _work(config: BenchConfig, subcommand: str | None) -> None:
 
     from .live import console_for
 
-    _say(f"CPU: {described(threads=config.threads)}")
-    report, console = Report(config, machine()), console_for(sys.stdout)
+    facts = f"{machine()}; {described(threads=config.threads)}"
+    report, console = Report(config, facts), console_for(sys.stdout)
     if not console.is_terminal:  # a file is as wide as it must be; a terminal's lines are folded
         console.width = WIDTH
     for section in sections:
         finding = measure(config, section, _say)
-        report.add(finding)
         show(console, finding)
+        report.add(finding)  # after it was shown: a full disk may keep it from the file
     if report.file is not None:
         print(f"written: {report.file}", file=sys.stderr)
     try:

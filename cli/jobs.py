@@ -14,6 +14,7 @@ from dlm.errors import UserError
 from dlm.inference.config import InferConfig, JobConfig
 
 from .options import Options
+from .streams import standard_input, unicode
 
 HOLE = re.compile(r"(?<!\\)\[MASK(:[^\]\s]{1,20})?\]")  # as dlm.infill reads it; \[MASK] is just text
 SOURCES = ("--prompt", "--prompt-file", "--input", "--chat")
@@ -83,22 +84,6 @@ def _check_sudoku(job: JobConfig, name: str) -> None:
             raise UserError(f"{name}: {error}") from None
 
 
-def unicode(text: str, place: str) -> str:
-    """The text, bytes that the locale could not read taken for UTF-8. Raises UserError where it is no Unicode text."""
-    try:
-        return text.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{place}: is no Unicode text: character {error.start} is {ascii(text[error.start])[1:-1]}, half of a surrogate "
-            "pair: write both halves, or leave it out"
-        ) from None
-    except UnicodeDecodeError as error:
-        found = error.object[error.start]
-        raise UserError(
-            f"{place}: is no UTF-8 text: {error.reason} at byte {error.start} (0x{found:02x}): convert it first"
-        ) from None
-
-
 def _from(flag: str, config: InferConfig, options: Options) -> Iterable[tuple[JobConfig, str]]:
     """Jobs, each with the place it was written at."""
     given = options.given.get(flag, [])
@@ -123,11 +108,13 @@ def _job(config: InferConfig, prompt: str) -> JobConfig:
 
 def _text(name: str) -> str:
     """A prompt file, without the line end that editors put last. `-` is standard input."""
+    if name == "-":
+        return unicode(standard_input().read(), "standard input").removesuffix("\n")
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8", "surrogateescape")
+        text = Path(name).read_text("utf-8", "surrogateescape")
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise UserError(f"{name[:80]}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return unicode(text, "standard input" if name == "-" else name).removesuffix("\n")
+    return unicode(text, name).removesuffix("\n")
 
 
 def _lines(config: InferConfig, name: str) -> Iterator[tuple[JobConfig, str]]:

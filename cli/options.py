@@ -14,7 +14,8 @@ from dlm.errors import UserError
 from dlm.fields import Field, fields, holds_strings, members
 
 from . import streams
-from .waiting import wait_briefly
+from .streams import unicode
+from .threads import settle_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class Command:
         config = load(self.config, options.files, options.overrides)
         if "--print-config" in options.given:
             return print(to_toml(config).rstrip())
-        wait_briefly()
+        settle_threads()
         work(config, options)
 
     def parse(self, argv: Sequence[str]) -> Options:
@@ -106,7 +107,7 @@ class Command:
                 text = text if equals else _next(name, words)
                 if not equals and holds_strings(field.annotation) and words and not words[0].startswith("--"):
                     text = json.dumps([text, *_until_option(words)])  # what a shell makes of --data.paths *.txt
-                options.overrides[key] = text
+                options.overrides[key] = unicode(text, f"{COMMAND_LINE}: --{key}")
         return options
 
     def _field(self, name: str, flags: Mapping[str, Flag]) -> tuple[str, Field]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dlm.errors import UserError
 
 from .streams import run, to_json
+from .threads import settle_threads
 from .trace import Parser, add_common
-from .waiting import wait_briefly
 
 if TYPE_CHECKING:
     from dlm.trace.trace import Trace
@@ -39,7 +39,7 @@ def _parser() -> Parser:
         help="print the canvas after every step, or after steps A to B",
     )
     add("--animate", action="store_true", help="show the steps live in the terminal")
-    add("--delay", type=float, default=0.08, metavar="SECONDS", help="with --animate: time a step is shown (0.08)")
+    add("--delay", type=_delay, default=0.08, metavar="SECONDS", help="with --animate: time a step is shown (0.08)")
     add(
         "--html",
         metavar="FILE",
@@ -53,6 +53,17 @@ def _parser() -> Parser:
     add("--device", default="auto", help="with --verify and --fork-at: where to run (auto)")
     add("--version", action="store_true", help="print the version, and stop")
     return parser
+
+
+def _delay(text: str) -> float:
+    """Seconds that a step is shown, for argparse."""
+    try:
+        delay = float(text)
+    except ValueError:
+        delay = -1.0
+    if not 0 <= delay <= 60:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r}: give seconds from 0 to 60")
+    return delay
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +94,7 @@ def _main(argv: Sequence[str] | None) -> int:
         trace.check()
         if trace.pieces is None:
             trace.pieces = _pieces(trace)
-    wait_briefly()
+    settle_threads()
     if options.verify:
         return _verify(path, trace, options)
     if options.fork_at is not None:
@@ -264,7 +275,7 @@ def _pieces(trace: "Trace") -> Any:
 
 
 def _is_range(text: str) -> bool:
-    return re.fullmatch(r"-?\d+|-?\d*:-?\d*", text) is not None
+    return re.fullmatch(r"-?\d{1,18}|(-?\d{1,18})?:(-?\d{1,18})?", text) is not None
 
 
 def _range(text: str, last: int) -> range:

@@ -169,9 +169,11 @@ class Printer:
             else:
                 self.show(lm, jobs[result.request_id], result, said)
         whole = self.written - (0 if self.sink is not None or self.speaks else len(undone))
-        words = f"interrupted: {whole} results are whole"
+        words = f"interrupted; whole results: {whole}"
         if undone and self.sink is None:
-            words += f", {len(undone)} unfinished" + (' (finish_reason "interrupted")' if self.output.json_lines else "")
+            words += f"; unfinished: {len(undone)}" + (
+                ' (finish_reason "interrupted")' if self.output.json_lines else ""
+            )
         if self.store is not None:
             words += f"; {self.store.path} keeps the traces of whole ones only"
         print(words, file=sys.stderr)
@@ -192,18 +194,22 @@ class Printer:
         else:
             self.console.print(Text(result.text))
         speed = len(result.tokens) / max(self.seconds, 1e-9)
-        place = f" · {_place(lm)}" if lm.device.type == "cpu" else ""
         work = f"{len(result.tokens)} generated tokens · {result.nfe} NFE · {result.tpf:.2f} TPF"
-        facts = f"{work}{place} · {speed:,.0f} tokens/s"
+        facts = f"{work}{_threads(lm)} · {speed:,.0f} tokens/s"
         recorded = "" if self.store is None else f"\nrecorded: dlm-replay {result.request_id}"
         self.console.print(Text(f"{facts}{recorded}\n", "dim"))
 
 
-def _place(lm: "LM") -> str:
-    """How many threads computed, and whose kernels."""
+def _threads(lm: "LM") -> str:
+    """How many threads compute, and whose kernels; nothing for a model that is not on a CPU."""
+    device = getattr(lm, "device", None)  # a stand-in for a model has none
+    if device is None or device.type != "cpu":
+        return ""
     from dlm.kernels.dispatch import described
 
-    return described(lm.dtype)
+    return f" · {described(lm.dtype)}"
+
+
 def names_of(job: JobConfig) -> list[str]:
     """The request ids of a job's samples."""
     count = job.sampler.num_samples

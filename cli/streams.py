@@ -1,4 +1,4 @@
-"""Standard output and how a command ends: its exit status, one line instead of a traceback. Knows no command."""
+"""Standard streams, and how a command ends: its exit status, one line instead of a traceback. Knows no command."""
 
 import errno
 import json
@@ -30,11 +30,38 @@ def run(name: str, work: Callable[[], int | None]) -> int:
         _drop_the_rest()
         return 141
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in NO_ROOM and error.filename is None:
             raise
-        _drop_the_rest()
-        print(f"{name}: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)
+        if error.errno in NO_ROOM:
+            _drop_the_rest()
+        cannot = " cannot be written" if error.errno in NO_ROOM else ""
+        print(f"{name}: {str(error.filename or 'the output')[:200]}{cannot}: {error.strerror}", file=sys.stderr)
         return 2
+
+
+def standard_input() -> Any:
+    """Standard input, read as UTF-8 whatever the locale says; bytes that are none come as surrogates."""
+    if sys.stdin is None:
+        raise UserError("standard input is closed")
+    if hasattr(sys.stdin, "reconfigure"):  # a stream of a test has no such thing
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    return sys.stdin
+
+
+def unicode(text: str, place: str) -> str:
+    """The text, bytes that the locale could not read taken for UTF-8. Raises UserError where it is no Unicode text."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{place}: is no Unicode text: character {error.start} is {ascii(text[error.start])[1:-1]}, half of a surrogate "
+            "pair: write both halves, or leave it out"
+        ) from None
+    except UnicodeDecodeError as error:
+        found = error.object[error.start]
+        raise UserError(
+            f"{place}: is no UTF-8 text: {error.reason} at byte {error.start} (0x{found:02x}): convert it first"
+        ) from None
 
 
 def to_json(value: Any) -> str:

@@ -52,6 +52,19 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def count(text: str) -> int:
+    """A number of things, for argparse: 0 to 2**53."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 17 else -1
+    if not 0 <= number <= 2**53:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text[:60]!r} is no number from 0 to {2**53}")
+    return number
+
+
+def _kept(text: str) -> int | str:
+    """What `gc` keeps: a number of traces, or an age as it is."""
+    return count(text) if text.isdigit() else text
+
+
 def open_store(path: str | None, **options: Any) -> "TraceStore":
     from dlm.trace.store import TraceStore
 
@@ -73,7 +86,7 @@ def _parser() -> Parser:
     ls = command("ls", "list traces, newest first")
     ls.add_argument("--model", help="only of this model")
     ls.add_argument("--since", metavar="TIME", help="only stored since: an ISO date, or an age such as 7d")
-    ls.add_argument("-n", type=int, default=None, metavar="N", help="the newest N only")
+    ls.add_argument("-n", type=count, default=None, metavar="N", help="the newest N only")
     show = command("show", "print what is known of one trace")
     show.add_argument("id", help="request id")
     diff = command("diff", "compare two traces step by step; exit status 1 where they differ")
@@ -82,22 +95,26 @@ def _parser() -> Parser:
     diff.add_argument("--html", metavar="FILE", help="write a page that shows both")
     export = command("export", "write traces as Parquet, going on where an earlier export stopped")
     export.add_argument("url", help="folder, or any fsspec URL: s3://bucket/traces")
-    export.add_argument("--rows", type=int, default=None, metavar="N", help="traces a file holds at most")
+    export.add_argument("--rows", type=count, default=None, metavar="N", help="traces a file holds at most")
     take = command("import", "take in exported Parquet, or d3LLM-style JSON lines")
     take.add_argument("url", help="file, folder, or any fsspec URL")
-    take.add_argument("--mask-id", type=int, help="id of the mask, for JSON lines that do not say")
+    take.add_argument("--mask-id", type=count, help="id of the mask, for JSON lines that do not say")
     take.add_argument("--overwrite", action="store_true", help="replace traces of the same id")
     command("fsck", "read everything and report what is damaged; exit status 1 if anything is")
     gc = command("gc", "delete old traces")
     gc.add_argument(
-        "--keep", required=True, metavar="N|AGE", help="the newest N traces, or those younger than, say, 30d"
+        "--keep",
+        type=_kept,
+        required=True,
+        metavar="N|AGE",
+        help="the newest N traces, or those younger than, say, 30d",
     )
     redact = command("redact", "take prompts out of traces, for good")
     redact.add_argument("id", nargs="*", help="request ids")
     redact.add_argument("--all", action="store_true", help="of every trace")
     redact.add_argument("--hash", action="store_true", help="leave a hash, by which equal prompts are known")
     train = command("train-dict", "learn a compression dictionary from the store's traces, and use it from now on")
-    train.add_argument("--size", type=int, default=None, metavar="BYTES", help="size of the dictionary")
+    train.add_argument("--size", type=count, default=None, metavar="BYTES", help="size of the dictionary")
     train.add_argument("--recompress", action="store_true", help="rewrite what is stored with it, too")
     command("stats", "print counts and sizes")
     return parser

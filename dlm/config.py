@@ -63,6 +63,8 @@ def read(file: str | Path) -> dict[str, Any]:
         raise UserError(f"{file}: not valid TOML: {error}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not a text file (TOML is UTF-8): {error.reason} at byte {error.start}") from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a thousand brackets
+        raise UserError(f"{file}: cannot be read as TOML: {error}") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read as a config file: {error.strerror}") from None
 
@@ -232,5 +234,5 @@ def _words(error: ErrorDetails) -> str:
 def _show(value: Any) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."

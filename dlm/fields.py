@@ -135,7 +135,7 @@ def parse(text: str, annotation: Any) -> Any:
     """A command-line word as the TOML value it spells or, where the field wants that, as the bare string it is."""
     try:
         value = tomli.loads(f"value = {text}")["value"]
-    except tomli.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML; a number of 5,000 digits, a thousand brackets
         return text
     takes_text = str in members(annotation) or holds_strings(annotation)
     if annotation is None or isinstance(value, str) or not takes_text:

@@ -1,6 +1,7 @@
 """Recording by the engine, and what a trace and its model allow: verify, force, fork."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -343,3 +344,14 @@ def test_a_fork_shows_its_tokens_as_its_parent_does(store, tmp_path):
         other.put(child)
     unread = replace(store["a"], source=None)
     assert dlm.replay.fork(lm, unread, step=2).text().startswith("hello")
+
+
+def test_the_readmes_python_runs_twice(tmp_path, monkeypatch):
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(vars(dlm), "load", lambda name: text_lm())
+    for _ in range(2):
+        exec(compile(code, "README.md", "exec"), {})
+    with dlm.TraceStore("runs/traces.db") as store:
+        assert "first" in store

@@ -18,7 +18,13 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file in the same folder that becomes `path` when the block ends well."""
+    """A temporary file in the same folder that becomes `path` when the block ends well.
+
+    A device or a pipe is not replaced: it is `path` itself that is written to.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     temporary = Path(name)

@@ -1,10 +1,8 @@
 """Conversations: rendered by a template, and marked token by token as prompt or answer. Reads no files."""
 
-import json
-import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,11 @@ PLAIN = (
     "{{ eos_token if m['role'] == 'assistant' else '' }}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
-MOST_CHARACTERS = 200_000
+
+MOST_CHARACTERS = 64_000
 """Of a template; published ones have a few thousand."""
+MOST_SAID = 500
+"""Characters of a template's own error that ours repeats."""
 
 
 @dataclass(frozen=True)
@@ -49,39 +50,31 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool,
     names: Mapping[str, str] | None = None,
+    source: str = "the chat template",
 ) -> str:
-    """The conversation as one string. Templates come with checkpoints, so they run in Jinja's sandbox."""
-    from jinja2 import TemplateError
+    """The conversation as one string; `source` names the template in errors.
+
+    Templates come with checkpoints, so they run in a sandbox with limits (see dlm.data.template).
+    """
+    from dlm.data import template as jinja
 
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise UserError(f"message {number} is {message!r}: it needs `role` and `content`")
+            raise UserError(f"message {number} is {reprlib.repr(message)}: it needs `role` and `content`")
+    if len(template) > MOST_CHARACTERS:
+        raise UserError(f"{source} has {len(template):,} characters; the limit is {MOST_CHARACTERS:,}")
     try:
-        compiled = _compiled(template)
-        return compiled.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **(names or {}))
-    except (TemplateError, TypeError) as error:
-        raise UserError(f"the chat template cannot render this conversation: {error}") from error
-
-
-@lru_cache(maxsize=16)
-def _compiled(template: str) -> Any:
-    from jinja2.exceptions import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def tojson(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    # transformers marks answers with a tag of its own; we find them by prefixes, so the tag only has to do nothing.
-    known = re.sub(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})", r"\1if true\2", template)
-    return environment.from_string(re.sub(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})", r"\1endif\2", known))
+        return jinja.render(
+            template, {**(names or {}), "messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        )
+    except RecursionError as error:
+        raise UserError(
+            f"{source} cannot render this conversation: it is nested too deeply, or calls itself"
+        ) from error
+    except jinja.FAILURES as error:
+        line = f" (line {error.lineno})" if isinstance(getattr(error, "lineno", None), int) else ""
+        reason = str(error) or type(error).__name__
+        raise UserError(f"{source} cannot render this conversation: {reason[:MOST_SAID]}{line}") from error
 
 
 def split_turns(messages: Sequence[Mapping[str, Any]], rendered: Callable[..., str], answers: str = "all") -> Turns:

@@ -138,7 +138,7 @@ def _parse(raw: bytes, where: str) -> dict[str, Any]:
         value = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 ({error.reason})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({error}); JSON lines hold one object a line") from error
     if not isinstance(value, dict):
         raise UserError(f"{where}: {str(value)[:40]!r} is a {type(value).__name__}, not a JSON object")

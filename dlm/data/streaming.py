@@ -1,7 +1,7 @@
 """Hugging Face `datasets`: rows of a hub or local dataset, and a stream of them that resumes exactly. Knows no packing rule."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -115,11 +115,19 @@ class ShuffleBuffer:
     """Rows in a random order, through a buffer: each draw gives one out and lets the next row in its place.
 
     Which slot is drawn is addressed by (seed, number of the draw), so rows and counters are the whole state;
-    `datasets` has such a buffer too, but loses its rows on resuming.
+    `datasets` has such a buffer too, but loses its rows on resuming. `keep` makes of a row and its number what the
+    buffer, and so a checkpoint, holds of it.
     """
 
-    def __init__(self, dataset: Any, size: int, seed: int, what: str = "dataset") -> None:
-        self.dataset, self.size, self.seed, self.what = dataset, size, seed, what
+    def __init__(
+        self,
+        dataset: Any,
+        size: int,
+        seed: int,
+        what: str = "dataset",
+        keep: Callable[[Any, int], Any] = lambda r, _: r,
+    ) -> None:
+        self.dataset, self.size, self.seed, self.what, self.keep = dataset, size, seed, what, keep
         self.rows: list[tuple[int, Mapping[str, Any]]] = []
         self.read = self.drawn = self.epoch = 0
         self._fresh = dataset.state_dict()
@@ -149,7 +157,7 @@ class ShuffleBuffer:
             self._finished = True
             return None
         self.read, self._pulled = self.read + 1, True
-        return self.read - 1, value
+        return self.read - 1, self.keep(value, self.read - 1)
 
     def _begin(self, upstream: dict[str, Any] | None) -> None:
         """Point the dataset at the start of the epoch, or at a saved place in it."""
@@ -181,7 +189,10 @@ class DatasetStream:
     ) -> None:
         self.config, self.tokenizer, self.split, self.epochs = config, tokenizer, split, epochs
         dataset = open_dataset(config, split, streaming=True)
-        self.buffer = ShuffleBuffer(dataset, config.shuffle_buffer, seed, str(config.dataset))
+        # The columns that are read, and no others: an image or a date has no place in a checkpoint.
+        self.buffer = ShuffleBuffer(
+            dataset, config.shuffle_buffer, seed, str(config.dataset), lambda row, n: _row(row, config, n).value
+        )
         self.packer = PACKERS[config.pack](length, end_of_text(tokenizer))
         self.side = _split(config, split)
         self.index = 0

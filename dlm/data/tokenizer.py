@@ -21,7 +21,8 @@ from dlm.errors import UserError
 #: names published checkpoints give the mask, for folders whose configs do not say.
 MASK_NAMES = ("[MASK]", "<|mdm_mask|>", "<|mask|>", "<|MASK|>", "|<MASK>|", "<mask>")
 NAMES = ("mask_token", "eos_token", "pad_token", "bos_token", "unk_token")
-VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+#: files that hold a vocabulary, as glob patterns; without one of them the other files say nothing.
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "merges.txt")
 MOST_TOKENS = 2**24
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
@@ -29,11 +30,13 @@ EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 class Tokenizer:
     """A `tokenizers.Tokenizer` with the names a checkpoint's folder gives its special tokens.
 
-    `settings` is tokenizer_config.json merged over special_tokens_map.json.
+    `settings` is tokenizer_config.json merged over special_tokens_map.json; `folder`, where they lie, is for messages.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:
-        self.backend = backend
+    def __init__(
+        self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None, folder: Path | None = None
+    ) -> None:
+        self.backend, self.folder = backend, folder
         self.settings = dict(settings or {})
         # The house truncates and pads by its own rules; a stored rule would cut corpora silently.
         backend.no_truncation()
@@ -97,7 +100,12 @@ class Tokenizer:
         """Ids of many texts. A corpus is read with special=False: a file that mentions "[MASK]" holds no mask."""
         if self.backend.encode_special_tokens == special:
             self.backend.encode_special_tokens = not special
-        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        try:
+            return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError:
+            for text in texts:
+                _require_unicode(text)
+            raise
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of the ids; bytes that are no UTF-8 come out as U+FFFD."""
@@ -105,14 +113,20 @@ class Tokenizer:
 
     def apply_chat_template(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True) -> str:
         """The conversation as one string, by the folder's own template or a plain one."""
-        return chat.render(self.chat_template, messages, add_generation_prompt, self.template_names)
+        source = "the chat template" if self.folder is None else f"the chat template in {self.folder}"
+        return chat.render(self.chat_template, messages, add_generation_prompt, self.template_names, source)
 
     @cached_property
     def chat_template(self) -> str:
         """The folder's template; without one, ChatML if its tokens exist, else plain lines."""
         template = self.settings.get("chat_template")
         if isinstance(template, list):  # older folders hold several, by name
-            template = next((t["template"] for t in template if t.get("name") == "default"), None)
+            named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+            if len(template) and not named and not all(isinstance(t, dict) for t in template):
+                raise UserError(f"chat_template = {reprlib.repr(template)} should be a text, or a list of named ones")
+            template = named[0].get("template") if named else None
+        if template is not None and not isinstance(template, str):
+            raise UserError(f"chat_template = {reprlib.repr(template)} should be a text, or a list of named ones")
         if template:
             return template
         return chat.CHATML if self._id("<|im_end|>") is not None else chat.PLAIN
@@ -169,6 +183,15 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
 
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{text[:20]!a}… is no Unicode text: character {error.start} is {text[error.start]!a}, half of a surrogate pair"
+        ) from None
+
+
 def _piece_bytes(token: str) -> int:
     """Bytes of a SentencePiece token, where a block stands for a space and <0x0A> for a byte."""
     return 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", token) else len(token.replace("\u2581", " ").encode())
@@ -187,7 +210,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust side raises bare Exception
         raise UserError(f"{file} is not a tokenizer.json that `tokenizers` can read: {error}") from error
-    return Tokenizer(backend, _settings(folder))
+    return Tokenizer(backend, _settings(folder), folder)
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Whether a folder holds what a tokenizer can be made of; tokenizer_config.json alone is not that."""
+    return any(True for pattern in VOCABULARIES for _ in folder.glob(pattern))
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -211,7 +239,7 @@ def _has_content(value: Any) -> bool:
 
 def _from_transformers(folder: Path) -> Tokenizer:
     """Folders with vocab.json, a SentencePiece model and the like, through transformers' converters."""
-    if not any((folder / name).is_file() for name in (*VOCABULARIES, "tokenizer_config.json")):
+    if not has_vocabulary(folder):
         raise UserError(
             f"{folder} holds no tokenizer.json: train one with dlm-tokenizer, or copy the checkpoint's own there"
         )
@@ -227,10 +255,12 @@ def _from_transformers(folder: Path) -> Tokenizer:
     except Exception as error:  # Rust and protobuf have exceptions of their own, and a converter any other
         if "trust_remote_code" in str(error):
             raise UserError(own_code) from error
-        raise UserError(f"transformers cannot read the tokenizer in {folder}: {error or type(error).__name__}") from error
+        raise UserError(
+            f"transformers cannot read the tokenizer in {folder}: {error or type(error).__name__}"
+        ) from error
     backend = getattr(slow, "backend_tokenizer", None)
     if backend is None:
         raise UserError(
             f"the tokenizer in {folder} has no fast form; convert it to tokenizer.json with transformers first"
         )
-    return Tokenizer(backend, settings)
+    return Tokenizer(backend, settings, folder)

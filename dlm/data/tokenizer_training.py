@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from subprocess import PIPE
 from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO
 
 import tokenizers
 
@@ -61,11 +62,15 @@ def _learn(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenize
         "special_tokens": special_names(config),
     }
     with TemporaryFile() as log, subprocess.Popen(LEARN, stdin=PIPE, stdout=PIPE, stderr=log) as process:
+        assert process.stdin is not None
         try:
-            seen = _feed(process, json.dumps(settings), texts)
+            seen = _feed(process.stdin, json.dumps(settings), texts)
             learned = process.communicate()[0]
         finally:
             process.kill()
+            process.wait()
+            with suppress(BrokenPipeError):  # what was not sent yet
+                process.stdin.close()
         if seen == 0:
             raise UserError("no documents to train a tokenizer on: check data.source and data.paths")
         if process.returncode:
@@ -77,15 +82,14 @@ def _learn(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenize
     return tokenizers.Tokenizer.from_str(learned.decode())
 
 
-def _feed(process: "subprocess.Popen[bytes]", settings: str, texts: Iterable[str]) -> int:
+def _feed(pipe: IO[bytes], settings: str, texts: Iterable[str]) -> int:
     """Send settings and texts, a line each; returns how many texts there were."""
-    assert process.stdin is not None
     seen = 0
     with suppress(BrokenPipeError):  # it has ended already, and its log says why
-        process.stdin.write(settings.encode() + b"\n")
+        pipe.write(settings.encode() + b"\n")
         for text in texts:
             seen += 1
-            process.stdin.write(json.dumps(text).encode() + b"\n")
+            pipe.write(json.dumps(text).encode() + b"\n")
     return seen
 
 

@@ -242,7 +242,7 @@ class OutputConfig(BaseModel):
         default=0.05, ge=0, le=5, description="Seconds to rest after a step of the live view, to be watchable."
     )
     snapshots: int = Field(
-        default=0, ge=0, description="Without a terminal: times the half-done canvas is printed as it fills."
+        default=0, ge=0, le=10_000, description="Without a terminal: times the half-done canvas is printed as it fills."
     )
     json_lines: bool = Field(default=False, description="One JSON object a line instead of text (same as --json).")
     quiet: bool = Field(

@@ -173,7 +173,9 @@ def _as_prompt(prompt: Any, where: str) -> str | list[int]:
 
 def _encode(lm: LM, piece: Piece, where: str) -> list[int]:
     if lm.tokenizer is None:
-        raise UserError(f"{where} is text, but model {lm.name!r} has no tokenizer: give token ids instead")
+        raise UserError(
+            f"{where} is text, but model {lm.name!r} has no tokenizer: put a tokenizer.json into its folder, or give token ids"
+        )
     return list(lm.tokenizer.encode(piece.text, special=not piece.plain))
 
 

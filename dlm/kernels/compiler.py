@@ -26,6 +26,8 @@ class Unfinished(BuildError):
 
 def compiler() -> list[str]:
     """The compiler's command: CC, which may hold options, or the first of cc, gcc and clang that is installed."""
+    if os.name != "posix":
+        raise NoCompiler("libraries are compiled on Linux and macOS only")
     try:
         words = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:

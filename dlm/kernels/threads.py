@@ -2,7 +2,7 @@
 
 OpenMP's threads by default spin while they wait for one another. If one of them shares its core with another process,
 the others spin until it had its turn: decoding on two threads then takes 20 times as long as on one. Commands make the
-wait short (cli/waiting.py), which is possible only before torch starts. In any other program these kernels use the
+wait short (cli/threads.py), which is possible only before torch starts. In any other program these kernels use the
 free cores alone, which changes no bit of their results. OMP_NUM_THREADS, or a number given to torch that it would not
 have chosen itself, is obeyed.
 """
@@ -10,7 +10,6 @@ have chosen itself, is obeyed.
 import os
 import time
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -42,31 +41,24 @@ class Watch:
     def _busy(self) -> float:
         """Seconds that these cores have worked for anyone; 0 where nobody counts them."""
         ticks = 0
-        with suppress(OSError), Path("/proc/stat").open() as lines:
-            for line in lines:
+        with suppress(OSError):
+            for line in Path("/proc/stat").read_text().splitlines():
                 name, *counts = line.split()
                 if not name.startswith("cpu"):
                     break
                 if name in self.names:
-                    ticks += (
-                        sum(map(int, counts[:8])) - int(counts[3]) - int(counts[4])
-                    )  # 3, 4: idle, waiting for a disk
-        return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+                    ticks += sum(map(int, counts[:8])) - int(counts[3]) - int(counts[4])  # idle, and idle for a disk
+            return ticks / os.sysconf("SC_CLK_TCK")
+        return 0.0
 
 
 WATCH = Watch()
 
 
-@cache
-def _own_choice() -> int:
-    """What torch chose, if nobody has given it another number yet."""
-    return torch.get_num_threads()
-
-
 def threads_now() -> int:
     """How many threads a kernel is to use now: torch's number, or the number of cores that are free, and at least one."""
-    given = torch.get_num_threads()
-    if FIXED or given == 1 or given != _own_choice():
+    given, cores = torch.get_num_threads(), len(WATCH.cores)
+    if FIXED or given == 1 or given not in (cores, cores // 2):  # torch takes all cores, or one of a pair
         return given
     WATCH.look()
-    return max(1, min(given, len(WATCH.cores) - round(WATCH.others)))
+    return max(1, min(given, cores - round(WATCH.others)))

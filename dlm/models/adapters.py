@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dlm.errors import UserError
+from dlm.models.adapter_settings import check_weights, lora_settings
 from dlm.models.attention import Attention
 from dlm.models.converting import convert
 from dlm.models.families import config_from_hub
@@ -92,7 +93,7 @@ def base_of(folder: Path) -> str | None:
     if not (folder / SETTINGS).is_file() or any(folder.glob("model*.safetensors")):
         return None
     base = read_json(folder / SETTINGS).get("base_model_name_or_path")
-    if not base:
+    if not base or not isinstance(base, str):
         raise UserError(f'{folder} holds an adapter of an unnamed model: load that one, with adapter="{folder}"')
     return base
 
@@ -106,13 +107,15 @@ def load(lm: LM, folder: Path, merged: bool = True) -> None:
         raise UserError(f"adapter {folder}: has no {SETTINGS} and {WEIGHTS}, so it is not an adapter")
     kind = read_json(folder / SETTINGS).get("peft_type")
     if kind != "LORA":
-        raise UserError(f"adapter {folder}: is of type {kind}; only LORA is supported")
+        raise UserError(f"adapter {folder}: is of type {str(kind)[:40]}; only LORA is supported")
     hub = read_json(folder / "config.json")
     if hub:
         trained = config_from_hub(hub, str(folder / "config.json"))
         if any(getattr(trained, key) != getattr(lm.config, key) for key in CONVERTED):
             convert(lm, trained.attention, trained.block_length)
-    _inject(lm.network, require().LoraConfig.from_pretrained(str(folder)), str(folder / SETTINGS))
+    stated = lora_settings(folder, SETTINGS)
+    check_weights(stated, folder, WEIGHTS)
+    _inject(lm.network, require().LoraConfig(**stated), str(folder / SETTINGS))
     weights = {name.removeprefix(OUTER): w for name, w in load_file(folder / WEIGHTS).items()}
     try:
         found = require().set_peft_model_state_dict(lm.network, weights)

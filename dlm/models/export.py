@@ -20,12 +20,13 @@ from dlm.models.config import ModelConfig
 from dlm.models.families import FAMILIES, config_from_hub, config_to_hub, family_of
 from dlm.models.layout import HubTensor, hub_layout
 from dlm.models.lm import LM, require_lm
-from dlm.models.loading import DTYPES, INDEX, TOKENIZER_FILES, WEIGHTS
+from dlm.models.loading import DTYPES, INDEX, WEIGHTS
 from dlm.models.portable import AUTO_MAP, hub_code, local_code, write_code
 from dlm.models.quantise import is_quantised
 from dlm.models.settings import read_json
 
-BESIDE = ("README.md", "LICENSE", "vocab.txt", "merges.txt", "special_tokens_map.json", "chat_template.jinja")
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "tokenizer_config.json")
+BESIDE = ("README.md", "LICENSE", "special_tokens_map.json", "chat_template.jinja")
 """What may lie in a new checkpoint's folder already, besides a tokenizer."""
 NATIVE = ("qwen2", "qwen3", "llama")
 """Families that transformers has itself."""
@@ -88,7 +89,7 @@ def check_folder(folder: Path) -> None:
                 raise UserError(f"{folder} is a file: give a folder")
             return
         names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    others = [name for name in names if name not in (*TOKENIZER_FILES, *BESIDE)]
+    others = [name for name in names if name not in (*TOKENIZER, *BESIDE)]
     if others and "adapter_config.json" not in names and "model_type" not in read_json(folder / "config.json"):
         raise UserError(
             f"{folder} holds {others[0]!r} and is no checkpoint: give a new folder, or overwrite=True (--overwrite) to "

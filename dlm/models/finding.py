@@ -11,7 +11,15 @@ from dlm.errors import UserError
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 """What is downloaded: never pickled weights, never code."""
-TOKENIZER_FILES = ["tokenizer*.json", "special_tokens_map.json", "*.jinja", "*.model", "vocab.*", "merges.txt"]
+TOKENIZER_FILES = [
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "*.jinja",
+    "*.model",
+    "vocab.*",
+    "*.tiktoken",
+    "merges.txt",
+]
 """What is downloaded where the tokenizer alone is needed."""
 
 
@@ -75,7 +83,8 @@ def find_tokenizer(name: str | Path) -> Path:
     try:
         return find(name, files=TOKENIZER_FILES)
     except UserError as error:
-        raise UserError(f"no tokenizer {str(name)!r}: {error}; dlm-tokenizer makes a folder with one") from error
+        reason = str(error).removeprefix(f"no model {str(name)!r}: ")
+        raise UserError(f"no tokenizer {str(name)!r}: {reason}; dlm-tokenizer makes a folder with one") from error
 
 
 def _beside(path: Path) -> str:

@@ -157,11 +157,11 @@ class LM:
             self.network.move(where, kind)
         return self
 
-    def save(self, folder: str | Path, **options: Any) -> None:
+    def save(self, folder: str | Path, family: str | None = None, **options: Any) -> None:
         """`dlm.save(self, folder, …)`, without modelling code unless code=True; unmerged adapters are written alone."""
         from dlm.models import export
 
-        export.save(self, folder, **{"code": False, **options})
+        export.save(self, folder, family, **{"code": False, **options})
 
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.network.parameters())

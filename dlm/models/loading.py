@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dlm.data.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 @subnormals_as_zeros()
@@ -247,8 +246,6 @@ def _harmless(hub: str, config: ModelConfig) -> bool:
 
 
 def _tokenizer(folder: Path) -> "Tokenizer | None":
-    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-        return None
-    from dlm.data.tokenizer import load_tokenizer
+    from dlm.data.tokenizer import has_vocabulary, load_tokenizer
 
-    return load_tokenizer(folder)
+    return load_tokenizer(folder) if has_vocabulary(folder) else None

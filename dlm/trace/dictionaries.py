@@ -82,5 +82,6 @@ def given(dictionary: bytes | str | Path | bool | None) -> bytes | bool | None:
         return dictionary
     try:
         return Path(dictionary).read_bytes()
-    except OSError as error:
-        raise UserError(f"{dictionary}: the dictionary cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{str(dictionary)[:80]}: the dictionary cannot be read: {why}") from None

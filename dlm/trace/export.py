@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from dlm.errors import UserError
 from dlm.trace.codec import digest
 from dlm.trace.facts import facts
-from dlm.trace.times import TICKS
+from dlm.trace.times import when
 from dlm.trace.trace import GIVEN, NEVER, Trace
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def row(trace: Trace) -> dict[str, Any]:
     confidence = trace.confidence
     return {
         "request_id": trace.request_id,
-        "stored": datetime.fromtimestamp(trace.at / TICKS, UTC),
+        "stored": when(trace.at),
         "model": trace.meta.get("model") if isinstance(trace.meta.get("model"), str) else None,
         "mask_id": trace.mask_id,
         "num_steps": trace.num_steps,
@@ -167,7 +166,7 @@ def listed(fs: Any, root: str) -> Iterator[str]:
 
 
 def _day(at: int) -> str:
-    return datetime.fromtimestamp(at / TICKS, UTC).strftime("%Y-%m-%d")
+    return when(at).strftime("%Y-%m-%d")
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

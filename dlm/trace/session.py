@@ -121,3 +121,6 @@ class Session:
                 yield
             except sqlite3.Error as error:
                 raise StoreError(f"{self.path}: {error}", getattr(error, "sqlite_errorname", "")) from error
+            except UnicodeDecodeError as error:  # SQLite's message quotes what is damaged
+                message = error.object.decode("utf-8", "replace")
+                raise StoreError(f"{self.path}: {message}", "SQLITE_CORRUPT") from error

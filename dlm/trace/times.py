@@ -23,7 +23,7 @@ def ticks(moment: Any) -> int:
             since = time.time() - age
         else:
             since = datetime.fromisoformat(str(moment)).timestamp()
-        return int(min(max(since * TICKS, -FAR), FAR))
+        return round(min(max(since * TICKS, -FAR), FAR))
     except (ValueError, OverflowError):
         raise UserError(f"{moment!r} is no time: write a date such as 2025-06-30, or an age such as 7d") from None
 
@@ -32,15 +32,23 @@ def seconds(age: Any) -> float | None:
     """Seconds of an age such as "12h"; None where it is none."""
     if isinstance(age, timedelta):
         return age.total_seconds()
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", str(age))
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw])", str(age))
     return None if found is None else float(found[1]) * UNITS[found[2]]
 
 
-def moment(at: int) -> str:
-    """Ticks of 0.1 ms since 1970 as local time, to the second."""
-    return datetime.fromtimestamp(at / TICKS).strftime("%Y-%m-%d %H:%M:%S")
+def when(at: int) -> datetime:
+    """Ticks of 0.1 ms since 1970 as a time in UTC. Raises UserError for what no clock ever showed."""
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at * (1_000_000 // TICKS))
+    except OverflowError:
+        raise UserError(f"{at} ticks since 1970 are no time: the store is damaged; dlm-trace fsck says where") from None
 
 
 def iso(at: int) -> str:
     """Ticks of 0.1 ms since 1970 as ISO 8601, in UTC and to the tick."""
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at * (1_000_000 // TICKS))).isoformat()
+    return when(at).isoformat()
+
+
+def moment(at: int) -> str:
+    """Ticks of 0.1 ms since 1970 as local time, to the second."""
+    return when(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

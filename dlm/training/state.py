@@ -1,7 +1,8 @@
 """What a checkpoint holds of a run: tensors in safetensors, everything else in JSON. Nothing is ever unpickled.
 
-model-I-of-N.safetensors and optimizer-I-of-N.safetensors are process I's part of the weights and of the optimiser's
-tensors; its header says which rows of each tensor lie in it, so that any number of processes can read them again.
+model.safetensors and optimizer.safetensors are the weights and the optimiser's tensors; where they are spread out over
+processes, model-I-of-N.safetensors is process I's part. Headers say which rows of each tensor lie in a file, so that any
+number of processes can read them again.
 state.json holds counters, the position in the data, the schedule and the optimiser's groups; random-I.json the random
 generators of process I.
 """
@@ -91,8 +92,9 @@ def _save_part(folder: Path, kind: str, a: Accelerator, tensors: Mapping[str, Te
         local, where[name] = _rows(tensor)
         part[name] = local.detach().cpu().contiguous()
     if part:
-        path = folder / f"{kind}-{a.process_index}-of-{a.num_processes}.safetensors"
-        save_file(part, path, metadata={"rows": json.dumps(where)})
+        spread = any(isinstance(tensor, DTensor) for tensor in tensors.values())
+        name = f"{kind}-{a.process_index}-of-{a.num_processes}" if spread else kind
+        save_file(part, folder / f"{name}.safetensors", metadata={"rows": json.dumps(where)})
 
 
 def _load_into(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None:
@@ -117,7 +119,7 @@ class _Parts:
     def __init__(self, folder: Path, kind: str) -> None:
         self.stack = ExitStack()
         self.where: dict[str, list[tuple[Rows, Any]]] = {}
-        for path in folder.glob(f"{kind}-*-of-*.safetensors"):
+        for path in (*folder.glob(f"{kind}.safetensors"), *folder.glob(f"{kind}-*-of-*.safetensors")):
             file = self.stack.enter_context(safe_open(path, framework="pt"))
             for name, rows in json.loads(file.metadata()["rows"]).items():
                 self.where.setdefault(name, []).append((tuple(rows), file.get_slice(name)))

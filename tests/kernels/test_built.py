@@ -197,6 +197,8 @@ def test_a_broken_compiler_is_reported_once_and_torch_does_the_work(kind, cache,
     if kind.startswith("hangs"):
         monkeypatch.setattr(built, "VERSION_SECONDS", 120.0 if "compiles" in kind else 0.2)
         monkeypatch.setattr(built, "COMPILE_SECONDS", 0.2)
+    monkeypatch.setattr(native, "_off", False)
+    monkeypatch.setattr(native, "_demanded", False)
     monkeypatch.setattr(native, "SOURCE", tmp_path / "small.c")
     (tmp_path / "small.c").write_text(SOURCE)
     native.library.cache_clear()
@@ -213,6 +215,8 @@ def test_a_broken_compiler_is_reported_once_and_torch_does_the_work(kind, cache,
 
 
 def test_no_compiler_at_all_is_no_surprise(cache, monkeypatch, caplog):
+    monkeypatch.setattr(native, "_off", False)
+    monkeypatch.setattr(native, "_demanded", False)
     monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
     native.library.cache_clear()
     try:

@@ -4,7 +4,8 @@
 
 Each pair is two random operations, one in each of two processes that hold the store open all along. The model knows of every
 id what the store may answer, whichever operation came first. After each pair a third process reads everything. Lost: a
-trace that was acknowledged and not deleted is gone or cannot be read. Wrong: anything else than what was put, or an error
+trace that was acknowledged and not deleted is gone or cannot be read (now and then a process is killed and another takes its
+place: then what it did may have come about, or not). Wrong: anything else than what was put, or an error
 that is no answer. Undone: a prompt that was taken out is back, in a trace or in a dictionary. Hanging: no answer in 30 s.
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from dlm.trace import TraceStore, from_map
+from dlm.trace import TraceStore, dictionaries, from_map
 from dlm.trace.codec import digest
 from dlm.trace.reader import TraceReader
 from dlm.trace.redact import redacted
@@ -34,8 +35,9 @@ from dlm.trace.trace import Trace
 
 ROOT = Path(__file__).parents[2]
 HANGS = 30.0  # seconds
-NAMES = 200
-SECRET = 16  # tokens
+NAMES, AT_FIRST, KEEP = 60, 40, (46, 43, 40, 37, 37, 14)  # a small store, for many pairs
+FEWEST = 24  # traces to learn from
+SECRET, ANSWER = 64, 40  # tokens
 OPERATIONS = (
     "put",
     "get",
@@ -58,11 +60,17 @@ def secret_tokens(secret: int) -> np.ndarray:
     return 20_000 + (np.arange(SECRET) * 37 + secret * 611) % 30_000
 
 
+def known(secret: int, content: bytes) -> bool:
+    """Whether a part of a secret is in these bytes."""
+    tokens = secret_tokens(secret).astype("<u2")
+    return any(tokens[i : i + 8].tobytes() in content for i in range(0, SECRET - 8, 4))
+
+
 def made(name: str, seed: int, secret: int) -> Trace:
     """A trace whose prompt is a secret that many have, and some tokens of its own."""
     rng = np.random.default_rng(seed)
-    tokens = np.concatenate((secret_tokens(secret), rng.integers(0, 15_000, 12)))
-    steps = np.concatenate((np.full(SECRET + 4, -1), np.arange(8)))
+    tokens = np.concatenate((secret_tokens(secret), rng.integers(0, 15_000, 4 + ANSWER)))
+    steps = np.concatenate((np.full(SECRET + 4, -1), np.arange(ANSWER)))
     context = {"model": model(seed), "run": seed % 5}
     return from_map(name, tokens, steps, None, own={"seed": seed}, context=context)
 
@@ -82,6 +90,7 @@ def proof(name: str, seed: int, secret: int, gone: bool) -> str:
 
 def work(path: Path) -> None:
     """Do what the lines on standard input say, and print what came of it."""
+    dictionaries.FEWEST = FEWEST
     store, reader = TraceStore(path, "none"), TraceReader(path)
     print("ready", flush=True)
     for line in sys.stdin:
@@ -172,6 +181,13 @@ class Worker:
         line = self.answers.readline()
         return json.loads(line) if line else {"error": "died", "message": ""}
 
+    def kill(self, after: float) -> dict:
+        """Kill it soon, at whatever it is."""
+        time.sleep(after)
+        self.process.kill()
+        self.end()
+        return {"killed": True}
+
     def end(self) -> None:
         self.orders.close()
         try:
@@ -202,23 +218,28 @@ class Model:
     faults: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
     seed: int = 0
+    killed: float = 0.0
+    """Chance that a process is killed at an operation."""
 
     def fault(self, kind: str, what: str) -> None:
         self.faults[kind] += 1
-        self.told.append(f"{kind}: {what}"[:500])
+        self.told.append(f"{kind}: {what}"[:1000])
+        print(self.told[-1], file=sys.stderr, flush=True)
 
     def draw(self, folder: Path, number: int) -> dict:
         """A random operation."""
         rng = self.rng
         order: dict[str, Any] = {"do": rng.choices(OPERATIONS, WEIGHTS)[0], "wait": rng.choice((0, 0, 0.001, 0.004))}
         order["reopen"] = rng.random() < 0.02
+        if rng.random() < self.killed:
+            order["killed"] = rng.random() * 0.02
         some = [f"r{rng.randrange(NAMES)}" for _ in range(3)]
         if order["do"] == "put":
             order["items"] = [self._item(name) for name in dict.fromkeys(some)]
         elif order["do"] == "get":
             order["names"] = some
         elif order["do"] == "gc":
-            order["keep"] = rng.choice((140, 130, 120, 110, 110, 40))
+            order["keep"] = rng.choice(KEEP)
         elif order["do"] == "redact":
             order["names"] = (
                 None if rng.random() < 0.3 or not self.order else rng.sample(self.order, min(4, len(self.order)))
@@ -226,7 +247,7 @@ class Model:
         elif order["do"] == "train_dict":
             order["size"] = rng.choice((1024, 4096))
         elif order["do"] == "export":
-            order |= {"url": str(folder / f"export-{number}-{rng.random()}"), "rows": rng.choice((40, 1000))}
+            order |= {"url": str(folder / f"export-{number}-{rng.random()}"), "rows": rng.choice((15, 1000))}
         elif order["do"] == "find":
             order["model"] = model(rng.randrange(3))
         return order
@@ -237,8 +258,10 @@ class Model:
 
     def after(self, order: dict, answer: dict, other: dict, name: str, states: set) -> set:
         """What may become of these states of an id by this operation; each a pair (state or None, put just now)."""
+        if "killed" in answer:  # done, or not, or in part
+            return states | self.after(order, {"result": [""] * 3}, other, name, states)
         if order["do"] == "put" and "result" in answer:
-            for (which, seed, secret, _), error in zip(order["items"], answer["result"], strict=True):
+            for (which, seed, secret, _), error in zip(order["items"], answer["result"], strict=False):
                 if which == name and not error:
                     return {((seed, secret, False), True)}
         if order["do"] == "redact" and "result" in answer and (order["names"] is None or name in order["names"]):
@@ -272,13 +295,14 @@ class Model:
 
     def judge(self, order: dict, answer: dict, other: dict, ever: dict[str, set]) -> None:
         """Whether an answer is one that the model allows."""
+        if "killed" in answer:
+            return
         do, what = order["do"], f"{order} beside {other['do']} -> {str(answer)[:300]}"
         if "error" in answer:
-            few = min(len(self.order), *(o["keep"] for o in (order, other) if "keep" in o), 10**6) < 100
+            few = min(len(self.order), *(o["keep"] for o in (order, other) if "keep" in o), 10**6) < FEWEST
             missing = do == "redact" and any(None in ever.get(name, {None}) for name in order["names"] or ())
-            allowed = (do == "train_dict" and few and "too few" in answer["message"]) or (
-                missing and answer["error"] == "UnknownTrace"
-            )
+            little = "no dictionary can be learnt" in answer["message"] or (few and "too few" in answer["message"])
+            allowed = (do == "train_dict" and little) or (missing and answer["error"] == "UnknownTrace")
             if not allowed:
                 self.fault("lost" if "Corrupt" in answer["error"] else "wrong", what)
             return
@@ -362,8 +386,7 @@ class Model:
             if self.numbers.setdefault(("dictionary", number), proof_) != proof_:
                 self.fault("wrong", f"dictionary {number} is another: {beside}")
             for secret in self.banned:
-                tokens = secret_tokens(secret).astype("<u2")
-                if any(tokens[i : i + 8].tobytes() in content for i in (0, 4, 8)):
+                if known(secret, content):
                     self.fault("undone", f"secret {secret} is in dictionary {number}: {beside}")
         for number, proof_ in query("SELECT context, digest FROM contexts"):
             if proof_ != b"" and self.numbers.setdefault(("context", number), proof_) != proof_:
@@ -372,12 +395,12 @@ class Model:
             self.banned = set(sorted(self.banned)[-20:])
 
 
-def stress(folder: Path, pairs: int, seed: int, progress: bool = False) -> Model:
+def stress(folder: Path, pairs: int, seed: int, killed: float = 0.0, progress: bool = False) -> Model:
     """Run so many pairs; the model, with its faults."""
-    held = Model(random.Random(seed))
+    held = Model(random.Random(seed), killed=killed)
     path = folder / "traces.db"
     with TraceStore(path, "none") as store:
-        for i in range(120):
+        for i in range(AT_FIRST):
             item = held._item(f"r{i}")
             store.put(made(*item[:3]))
             held.states[item[0]], held.order = (*item[1:3], False), [*held.order, item[0]]
@@ -387,7 +410,15 @@ def stress(folder: Path, pairs: int, seed: int, progress: bool = False) -> Model
             orders = [held.draw(folder, number) for _ in workers]
             for worker, order in zip(workers, orders, strict=True):
                 worker.tell(order)
-            answers = [worker.hear() for worker in workers]
+            answers = [
+                worker.kill(order["killed"]) if "killed" in order else worker.hear()
+                for worker, order in sorted(zip(workers, orders, strict=True), key=lambda pair: "killed" not in pair[1])
+            ]
+            if "killed" in orders[1] and "killed" not in orders[0]:
+                answers.reverse()
+            workers = [
+                Worker(path) if "killed" in order else worker for worker, order in zip(workers, orders, strict=True)
+            ]
             if None in answers:
                 held.fault("hanging", str(orders))
                 break
@@ -407,6 +438,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--killed", type=float, default=0.004, help="chance that a process is killed at an operation")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work is not None:
@@ -414,7 +446,7 @@ def main() -> int:
         return 0
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        held = stress(Path(folder), options.pairs, options.seed, progress=True)
+        held = stress(Path(folder), options.pairs, options.seed, options.killed, progress=True)
     for line in held.told[:20]:
         print(line)
     counts = ", ".join(f"{held.faults[kind]} {kind}" for kind in ("lost", "wrong", "undone", "hanging"))

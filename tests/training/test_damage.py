@@ -26,8 +26,8 @@ from tests.training.runs import config, rows
 STEPS, SAVED = 5, (2, 4)
 FILES = (
     "manifest.json",
-    "model-0-of-1.safetensors",
-    "optimizer-0-of-1.safetensors",
+    "model.safetensors",
+    "optimizer.safetensors",
     "state.json",
     "config.json",
     "random-0.json",

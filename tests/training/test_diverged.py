@@ -23,7 +23,7 @@ def test_the_first_loss_that_is_not_finite_ends_the_run(tmp_path, capsys):
     left = checkpoint.found(tmp_path / "run" / "checkpoints")
     assert checkpoint.step_of(left[0]) < step and str(left[0]) in said
     for file in left:
-        assert all(values.isfinite().all() for values in load_file(file / "model-0-of-1.safetensors").values())
+        assert all(values.isfinite().all() for values in load_file(file / "model.safetensors").values())
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 

@@ -88,4 +88,5 @@ class DLMConfig(PretrainedConfig):
         self.mask_token_id = mask_token_id
         self.initializer_range = initializer_range
         self.moe = moe
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+        kwargs["tie_word_embeddings"] = tie_word_embeddings
+        super().__init__(**kwargs)

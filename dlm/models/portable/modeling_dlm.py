@@ -127,6 +127,8 @@ class DLMMLP(nn.Module):
 class DLMRouter(nn.Module):
     """The experts of every token and their weights, scored in fp32 (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
 
+    bias: Tensor | None
+
     def __init__(self, config: DLMConfig) -> None:
         super().__init__()
         assert config.moe is not None
@@ -253,7 +255,8 @@ class DLMBackbone(nn.Module):
         """Which keys each query sees, (b, 1, l, l); None when all of them."""
         seen = None
         if self.config.attention != "bidirectional":
-            place = positions // self.config.block_length if self.config.attention == "block_causal" else positions
+            blocks = self.config.attention == "block_causal"
+            place = positions // (self.config.block_length or 1) if blocks else positions
             seen = place[:, None, :] <= place[:, :, None]
         if valid is not None:
             seen = valid[:, None, :] if seen is None else seen & valid[:, None, :]
@@ -270,7 +273,6 @@ class DLMForMaskedLM(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["DLMLayer"]  # noqa: RUF012 (transformers reads a plain list)
-    _keep_in_fp32_modules_strict = ["router.bias"]  # noqa: RUF012 (rounded, it would choose other experts)
     _supports_sdpa = True
 
     def __init__(self, config: DLMConfig) -> None:
@@ -279,6 +281,8 @@ class DLMForMaskedLM(PreTrainedModel):
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+        # Rounded, it would choose other experts. Set here because transformers 4 refuses a name that no module has.
+        self._keep_in_fp32_modules_strict = {"router.bias"}
 
     def _init_weights(self, module: nn.Module) -> None:
         for name, parameter in module.named_parameters(recurse=False):
@@ -291,12 +295,14 @@ class DLMForMaskedLM(PreTrainedModel):
         return self.model.embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
+        assert isinstance(value, nn.Embedding)
         self.model.embed_tokens = value
 
     def get_output_embeddings(self) -> nn.Module | None:
         return self.lm_head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        assert isinstance(new_embeddings, nn.Linear)
         self.lm_head = new_embeddings
 
     def forward(
@@ -329,8 +335,7 @@ class DLMForMaskedLM(PreTrainedModel):
         valid = None if attention_mask is None else attention_mask.bool()
         keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         last, states = self.model(embeds, positions, valid, bool(keep))
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        logits = F.linear(last, head.weight)
+        logits = F.linear(last, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(last)
         loss = None
         if labels is not None:
             shift = self.config.shifted_logits
