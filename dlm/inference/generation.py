@@ -95,7 +95,7 @@ def infill(
     names = {"where": "infill()", "request_ids": request_ids, "unique": trace is not None}
     longest = at_longest(prompts)
     decodings = infillings(lm, longest, given, **names)  # says what is wrong with the prompts before anything runs
-    if longest is prompts or longest == prompts:  # an array is not compared entry by entry
+    if longest is prompts:
         return _run(lm, decodings, engine, batch_size, trace, on_step)
     settled, forwards = settle(lm, as_prompts(prompts), lambda probes: engine_for(lm, probes, engine, batch_size))
     results = _run(lm, infillings(lm, settled, given, **names), engine, batch_size, trace, on_step)

@@ -139,7 +139,7 @@ def test_help_lists_every_flag_and_field():
         (bench.main, ["infer"], "model.name"),
         (bench.main, ["tokenizer"], "tokenizer.path"),
     ],
-    ids=str,
+    ids=["infer", "train", "trajectories", "anchors", "bench", "bench-infer", "bench-tokenizer"],
 )
 def test_every_command_that_loads_a_model_has_model(main, words, key, capsys):
     assert main([*words, "--help"]) == 0
