@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dlm.kernels.compiler import BuildError, run
 
-VERSION_SECONDS, COMPILE_SECONDS = 10.0, 120.0
+VERSION_SECONDS, COMPILE_SECONDS = 30.0, 300.0
 """How long a compiler may take to say its version, and to compile."""
 LOG = logging.getLogger("dlm")
 
