@@ -175,9 +175,10 @@ class Run:
 
     def _write(self, work: Path) -> None:
         a, module = self.accelerator, self.accelerator.unwrap_model(self.objective)
-        if name := state.not_finite(module, self.optimizer):
-            raise self._diverged(f"{name} is not finite")
-        state.save(work, a, module, self.optimizer, self.state_dict())
+        try:
+            state.save(work, a, module, self.optimizer, self.state_dict())
+        except state.NotFinite as name:
+            raise self._diverged(f"{name} is not finite") from None
         if a.is_main_process:
             (work / "config.json").write_text(json.dumps(self.config.model_dump(mode="json"), indent=1))
 

@@ -23,26 +23,39 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dlm.errors import UserError
-from dlm.training import plain
+from dlm.training import plain, zero
 
 STATE = "state.json"
 FIX = "resume with the same model and config, give another train.out, or set train.resume = false"
 Rows = tuple[int, int]  # the first row that lies here, and how many rows the whole tensor has
 
 
-def not_finite(module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> str | None:
-    """The name of a weight, or of a tensor of the optimiser, that has a NaN or an infinity in this process."""
-    tensors = dict(module.named_parameters()) | (_optimizer_state(module, optimizer)[1] if optimizer else {})
+def not_finite(module: nn.Module) -> str | None:
+    """The name of a weight that has a NaN or an infinity."""
+    return _not_finite(dict(module.named_parameters()))
+
+
+def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     return next((name for name, tensor in tensors.items() if not _rows(tensor)[0].isfinite().all()), None)
+
+
+class NotFinite(Exception):
+    """A tensor that would be saved has a NaN or an infinity; the message is its name."""
 
 
 def save(
     folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer, own: dict[str, Any]
 ) -> None:
-    """Write this process's part of a checkpoint; `own` is plain data, which the main process writes."""
-    groups, tensors = _optimizer_state(module, optimizer)
-    _save_part(folder, "model", a, module.state_dict())
-    _save_part(folder, "optimizer", a, tensors)
+    """Write this process's part of a checkpoint; `own` is plain data, which the main process writes.
+
+    NotFinite, before anything is written, if a weight or a tensor of the optimiser has a NaN or an infinity.
+    """
+    partitions = zero.weights(a, module)
+    groups, tensors = zero.optimizer_state(a, optimizer) if zero.is_zero(a) else _optimizer_state(module, optimizer)
+    if lost := not_finite(module) or _not_finite((partitions or {}) | tensors):
+        raise NotFinite(lost)
+    _save_part(folder, "model", a, module.state_dict() if partitions is None else partitions, partitions is not None)
+    _save_part(folder, "optimizer", a, tensors, zero.is_zero(a))
     (folder / f"random-{a.process_index}.json").write_text(plain.dumps(_random_state(a)))
     if a.is_main_process:
         (folder / STATE).write_text(plain.dumps({**own, "processes": a.num_processes, "groups": groups}))
@@ -51,9 +64,24 @@ def save(
 def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Put weights, optimiser and random generators back as they were; returns `own`, as it was given to `save`."""
     own = plain.loads((folder / STATE).read_text())
-    _load_into(folder, "model", module.state_dict())
-    _set_optimizer_state(folder, module, optimizer, own.pop("groups"))
-    if own.pop("processes") == a.num_processes:  # no number of a run depends on them: each step is seeded anew
+    groups, processes = own.pop("groups"), own.pop("processes")
+    if zero.is_zero(a):
+        if processes != a.num_processes:
+            raise UserError(
+                f"{folder}: was written by {processes} processes of DeepSpeed, and {a.num_processes} are running now: start "
+                "as many, or use configs/accelerate/fsdp2.yaml, whose checkpoints any number can read"
+            )
+        partitions = zero.weights(a, module)
+        _load_into(folder, "model", module.state_dict() if partitions is None else partitions, partitions is not None)
+        with _Parts(folder, "optimizer") as parts:  # of a new run the optimiser has no state yet
+            zero.make_state(a, optimizer, [(name, parts.shape(name), parts.dtype(name)) for name in parts.where])
+        _load_into(folder, "optimizer", zero.optimizer_state(a, optimizer)[1], True)
+        for now, saved in zip(optimizer.param_groups, groups, strict=True):
+            now.update(saved)
+    else:
+        _load_into(folder, "model", module.state_dict())
+        _set_optimizer_state(folder, module, optimizer, groups)
+    if processes == a.num_processes:  # no number of a run depends on them: each step is seeded anew
         _set_random_state(plain.loads((folder / f"random-{a.process_index}.json").read_text()), a)
     return own
 
@@ -84,23 +112,27 @@ def _writes(tensor: Tensor, a: Accelerator) -> bool:
     return tensor.to_local().numel() > 0 and all(place == 0 for place, p in places if p.is_replicate())
 
 
-def _save_part(folder: Path, kind: str, a: Accelerator, tensors: Mapping[str, Tensor]) -> None:
+def _save_part(folder: Path, kind: str, a: Accelerator, tensors: Mapping[str, Tensor], all_mine: bool = False) -> None:
+    """Write what of `tensors` lies in this process, or all of them where no other process has any part of them."""
     part, where = {}, {}
     for name, tensor in tensors.items():
-        if not _writes(tensor, a):
+        if not (all_mine or _writes(tensor, a)):
             continue
         local, where[name] = _rows(tensor)
         part[name] = local.detach().cpu().contiguous()
     if part:
-        spread = any(isinstance(tensor, DTensor) for tensor in tensors.values())
+        spread = all_mine or any(isinstance(tensor, DTensor) for tensor in tensors.values())
         name = f"{kind}-{a.process_index}-of-{a.num_processes}" if spread else kind
         save_file(part, folder / f"{name}.safetensors", metadata={"rows": json.dumps(where)})
 
 
-def _load_into(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite every one of `tensors` by the rows that the parts in `folder` have of it."""
+def _load_into(folder: Path, kind: str, tensors: Mapping[str, Tensor], some: bool = False) -> None:
+    """Overwrite every one of `tensors` by the rows that the parts in `folder` have of it.
+
+    The parts must hold the same tensors, or with `some` all of these and others.
+    """
     with _Parts(folder, kind) as parts, torch.no_grad():
-        if other := sorted(parts.where.keys() ^ tensors.keys()):
+        if other := sorted(tensors.keys() - parts.where.keys() if some else tensors.keys() ^ parts.where.keys()):
             raise UserError(
                 f"{folder}: tensor {other[0]!r} is in this network or in the checkpoint, not in both; {FIX}"
             )

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from accelerate import DistributedType
 from torch import nn
 
 from dlm.errors import UserError
@@ -79,7 +80,11 @@ class Evil:
 
 def process(index: int, count: int) -> SimpleNamespace:
     return SimpleNamespace(
-        process_index=index, num_processes=count, is_main_process=index == 0, device=torch.device("cpu")
+        process_index=index,
+        num_processes=count,
+        is_main_process=index == 0,
+        device=torch.device("cpu"),
+        distributed_type=DistributedType.NO,
     )
 
 
