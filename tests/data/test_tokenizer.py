@@ -170,7 +170,9 @@ def test_bytes_of_other_kinds_of_tokens(tokenizer: Tokenizer) -> None:
     assert Tokenizer(backend).token_bytes.tolist() == [2, 1, 2, 0, 6]
 
 
-HOSTILE = "import pathlib\npathlib.Path(__file__).with_name('MARK').write_text('ran')\nclass Tok: ...\nclass Config: ...\n"
+HOSTILE = (
+    "import pathlib\npathlib.Path(__file__).with_name('MARK').write_text('ran')\nclass Tok: ...\nclass Config: ...\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,10 @@ HOSTILE = "import pathlib\npathlib.Path(__file__).with_name('MARK').write_text('
             "vocab.json": {"a": 0},
         },
         {
-            "config.json": {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoTokenizer": "evil.Tok"}},
+            "config.json": {
+                "model_type": "evil",
+                "auto_map": {"AutoConfig": "evil.Config", "AutoTokenizer": "evil.Tok"},
+            },
             "tokenizer_config.json": {},
         },
         {"config.json": {"auto_map": {"AutoTokenizer": ["evil.Tok", None]}}, "vocab.json": {"a": 0}},
