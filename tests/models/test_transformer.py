@@ -74,7 +74,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
         network(ids).square().mean().backward()
         grads.append([p.grad.clone() for p in network.parameters() if p.grad is not None])
     for plain, again in zip(*grads, strict=True):
-        assert torch.equal(plain, again)
+        tiny.near(plain, again)
 
 
 def test_initial_weights() -> None:
