@@ -157,8 +157,11 @@ def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype:
             "config.json"
         )
     spellings = _spellings(config, found, folder)
-    with torch.device("meta"):
-        network = Transformer(config)
+    try:
+        with torch.device("meta"):
+            network = Transformer(config)
+    except UserError as error:  # rotary frequencies that cannot be
+        raise UserError(f"{folder / 'config.json'}: {error}") from error
     network.to(dtype)
     for buffer in network.buffers():  # the router's bias decides between close experts: never rounded
         buffer.data = buffer.data.float()
