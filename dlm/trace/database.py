@@ -25,7 +25,8 @@ PAGE = 256  # records read at a time
 INDEXED = """EXISTS (SELECT 1 FROM traces AS found INDEXED BY sqlite_autoindex_traces_1
     WHERE found.id = traces.id AND found.at = traces.at)"""
 ROW = f"SELECT id, at, context, length(record), {INDEXED} FROM traces"
-STORED = f"SELECT id, at, record, context, digest, {INDEXED} FROM traces LEFT JOIN contexts USING (context)"
+STORED = "SELECT id, at, record, context, digest, {} FROM traces LEFT JOIN contexts USING (context) WHERE {}"
+NAMED, LATER = STORED.format("1", "id = ?"), STORED.format(INDEXED, f"at > ? ORDER BY at LIMIT {PAGE}")
 
 
 class Outdated(Exception):
@@ -84,9 +85,7 @@ class Database(Session):
 
     def record(self, request_id: str) -> Stored | None:
         """The record of an id, and what it takes to read it."""
-        found = self.read(
-            lambda: [self._stored(*row) for row in self.sql.execute(f"{STORED} WHERE id = ?", (request_id,))]
-        )
+        found = self.read(lambda: [self._stored(*row) for row in self.sql.execute(NAMED, (request_id,))])
         return found[0] if found else None
 
     def has(self, request_id: str) -> bool:
@@ -143,9 +142,8 @@ class Database(Session):
         return dictionary.dict_id()
 
     def _page(self, after: int) -> list[Stored]:
-        query = f"{STORED} WHERE at > ? ORDER BY at LIMIT {PAGE}"
         some = []
-        for row in self.sql.execute(query, (after,)).fetchall():
+        for row in self.sql.execute(LATER, (after,)).fetchall():
             if not isinstance(row[1], int) or row[1] <= after:
                 raise self._damaged("the order of its traces")
             after = row[1]

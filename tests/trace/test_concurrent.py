@@ -164,6 +164,19 @@ def test_recompress_does_not_bring_prompts_back(path, monkeypatch):
         assert b.fsck().ok and len(b) == 120
 
 
+def test_recompress_replaces_only_what_it_read(path, monkeypatch):
+    with TraceStore(path.with_name("other.db")) as lesson:
+        fill(lesson, 0, 120)
+        lesson.train_dict()
+        dictionary = lesson.database.query("SELECT content FROM dictionaries")[0][0]
+    with TraceStore(path, dictionary=False) as plain:
+        fill(plain, 0, 5)
+    with TraceStore(path, dictionary=dictionary) as a, TraceStore(path, dictionary=dictionary) as b:
+        in_the_middle(monkeypatch, a, b.redact)
+        assert a.recompress() == 0
+        assert all((trace.tokens[:16] == -2).all() for trace in b)
+
+
 def test_a_dictionary_is_not_learned_from_prompts_that_go_meanwhile(path, monkeypatch):
     with TraceStore(path) as a, TraceStore(path) as b:
         fill(a, 0, 120)
@@ -198,14 +211,18 @@ def test_traces_stored_during_a_redaction_keep_their_dictionary(path, monkeypatc
     with TraceStore(path) as a, TraceStore(path) as b:
         fill(a, 0, 120)
         a.train_dict()
+        a.recompress()
         choose = b._writer.dictionary
         old = a.dictionaries.to_write_with(a.database)
         replace = a.database.replace
 
+        calls = []
+
         def and_put(changes, dictionary=None):
             done = replace(changes, dictionary)
-            monkeypatch.undo()
-            fill(b, 500, 5)  # with the dictionary that is about to go
+            calls.append(len(changes))
+            if len(calls) == 2:  # those that were to be redacted are, and so are all that have the dictionary
+                fill(b, 500, 5)  # with the dictionary that is about to go
             return done
 
         monkeypatch.setattr(a.database, "replace", and_put)
