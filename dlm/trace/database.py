@@ -113,6 +113,11 @@ class Database(Session):
             last = at
         return [Row(*row[:4]) for row in found]
 
+    def check_rows(self) -> None:
+        """Raise StoreError where a row of a trace is not the one its index leads to."""
+        if self.query(f"SELECT 1 FROM traces WHERE NOT {INDEXED} LIMIT 1"):
+            raise self._damaged("a row of a trace")
+
     def records(self, after: int = FIRST) -> Iterator[Stored]:
         """Every trace stored later, oldest first; ends with StoreError where the file is damaged so that none follows."""
         while some := self.read(lambda: self._page(after)):  # noqa: B023 read at once

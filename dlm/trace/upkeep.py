@@ -43,6 +43,7 @@ def gc(store: TraceStore, keep: int | str | timedelta) -> int:
         else:
             newest = database.rows(newest=count)
             start = newest[-1].at if newest else LAST
+        database.check_rows()  # a damaged one is perhaps not so old
         gone = database.sql.execute("DELETE FROM traces WHERE at < ?", (start,)).rowcount
         drop_contexts(database.sql)
         # The newest is what the next trace is written with.
@@ -151,6 +152,7 @@ def recompress(store: TraceStore) -> int:
 def shrink(store: TraceStore, for_good: bool = False) -> None:
     """Rewrite the file without its gaps, and empty the log beside it; `for_good` insists, or raises StoreError."""
     query = store.database.query
+    store.database.check_rows()  # else what is damaged would be indexed anew, and look whole
     query("VACUUM")
     deadline = time.monotonic() + (BUSY if for_good else READER)
     query(f"PRAGMA busy_timeout = {int(1000 * min(BUSY, READER))}")

@@ -15,6 +15,7 @@ from dlm.trace.connection import TABLES
 from dlm.trace.database import StoreError
 from dlm.trace.numbers import GUARDS
 from dlm.trace.reader import TraceReader
+from tests.trace.conftest import PIECES
 from tests.trace.stress import known, made, stress
 
 
@@ -270,6 +271,16 @@ def test_redact_says_when_a_reader_keeps_the_log(path, monkeypatch):
         other.close()
         assert store.redact() == 5
         assert path.with_name("t.db-wal").stat().st_size == 0
+
+
+def test_a_transaction_that_was_interrupted_takes_no_other_along(path):
+    with TraceStore(path) as store:
+        fill(store, 0, 3)
+        store.database.sql.execute("BEGIN IMMEDIATE")
+        store.database.sql.execute("DELETE FROM traces")
+        store.add_pieces("tok", PIECES)
+        with TraceReader(path) as other:
+            assert other.pieces("tok") is not None and len(other) == 3
 
 
 def test_an_accepted_trace_cannot_be_cancelled(path):

@@ -50,6 +50,8 @@ def test_every_walk_through_a_disordered_store_ends(disordered, tmp_path):
             lambda: store.export(str(tmp_path / "out")),
             store.redact,
             store.recompress,
+            lambda: store.gc(5),
+            lambda: store.gc("1h"),
         ):
             with pytest.raises(UserError, match="damaged"):
                 walk()
