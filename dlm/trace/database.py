@@ -115,7 +115,7 @@ class Database(Session):
 
     def check_rows(self) -> None:
         """Raise StoreError where a row of a trace is not the one its index leads to."""
-        if self.query(f"SELECT 1 FROM traces WHERE NOT {INDEXED} LIMIT 1"):
+        if self.query(f"SELECT 1 FROM traces NOT INDEXED WHERE NOT {INDEXED} LIMIT 1"):
             raise self._damaged("a row of a trace")
 
     def records(self, after: int = FIRST) -> Iterator[Stored]:
