@@ -12,7 +12,7 @@ from dlm.errors import UserError
 from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of
 from dlm.trace.connection import BUSY
 from dlm.trace.database import LAST, StoreError
-from dlm.trace.dictionaries import SIZE, add_new, trained
+from dlm.trace.dictionaries import SIZE, NoDictionary, add_new, trained
 from dlm.trace.numbers import GONE, drop_contexts, drop_dictionaries
 from dlm.trace.redact import Prompts, redacted
 from dlm.trace.rewrite import rewrite
@@ -86,7 +86,7 @@ def redact(store: TraceStore, request_ids: Iterable[str] | None, how: Prompts) -
         drop_dictionaries(database.sql, learned)
         drop_contexts(database.sql)
     if learned and own is None:
-        with suppress(UserError):  # too few traces: they do without
+        with suppress(NoDictionary):  # too few traces: they do without
             _learn(store, SIZE, NEWEST)
             recompress(store)
     shrink(store, for_good=True)
