@@ -186,29 +186,39 @@ class Database(Session):
 
     def _context_number(self, facts: bytes) -> int:
         digest = blake2b(facts, digest_size=DIGEST).digest() if facts else NO_FACTS
-        known = self.sql.execute("SELECT context FROM contexts WHERE digest = ?", (digest,)).fetchone()
+        query = "SELECT context, facts IS ? FROM contexts WHERE digest = ?"
+        known = self.sql.execute(query, (facts, digest)).fetchone()
         if known is not None:
+            if not known[1]:  # it was damaged: whoever needs it would be unreadable
+                self.sql.execute("UPDATE contexts SET facts = ? WHERE context = ?", (facts, known[0]))
             return known[0]
         made = self.sql.execute("INSERT INTO contexts (digest, facts) VALUES (?, ?)", (digest, facts)).lastrowid
         assert made is not None
         return made
 
     def _has_dictionary(self, dictionary: zstandard.ZstdCompressionDict) -> bool:
-        digest = blake2b(dictionary.as_bytes(), digest_size=DIGEST).digest()
-        query = "SELECT 1 FROM dictionaries WHERE dictionary = ? AND digest = ?"
-        return bool(self.query(query, dictionary.dict_id(), digest))
+        """Whether the store has it, and whole."""
+        query = "SELECT 1 FROM dictionaries WHERE dictionary = ? AND digest = ? AND content IS ?"
+        return bool(self.query(query, dictionary.dict_id(), _digest(dictionary), dictionary.as_bytes()))
 
     def _require(self, dictionary: zstandard.ZstdCompressionDict | None, keep: bool) -> None:
         """See to it that the store has what records to come were written with. To be called in a transaction."""
         if dictionary is None or self._has_dictionary(dictionary):
             return
-        if not keep:
+        number, digest, content = dictionary.dict_id(), _digest(dictionary), dictionary.as_bytes()
+        found = self.query("SELECT digest FROM dictionaries WHERE dictionary = ?", number)
+        if found == [(digest,)]:  # it was damaged
+            self.query("UPDATE dictionaries SET content = ? WHERE dictionary = ?", content, number)
+        elif not keep:
             raise Outdated
-        number, content = dictionary.dict_id(), dictionary.as_bytes()
-        if self.query("SELECT 1 FROM dictionaries WHERE dictionary = ?", number):
+        elif found:
             raise UserError(f"dictionary {number}: the store has another one of this number")
-        digest = blake2b(content, digest_size=DIGEST).digest()
-        self.sql.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (number, digest, content))
+        else:
+            self.query("INSERT INTO dictionaries VALUES (?, ?, ?)", number, digest, content)
 
     def _one(self, query: str, *values: object) -> int:
         return self.sql.execute(query, values).fetchone()[0]
+
+
+def _digest(dictionary: zstandard.ZstdCompressionDict) -> bytes:
+    return blake2b(dictionary.as_bytes(), digest_size=DIGEST).digest()
