@@ -36,7 +36,7 @@ def path(tmp_path):
 
 
 def test_acknowledged_traces_outlive_their_dictionary(path):
-    with TraceStore(path) as a, TraceStore(path) as b:
+    with TraceStore(path) as a, TraceStore(path) as b, TraceReader(path) as late:
         fill(a, 0, 120)
         assert a.train_dict() == 1
         fill(a, 120, 1)  # with dictionary 1, which its writer now knows
@@ -46,7 +46,7 @@ def test_acknowledged_traces_outlive_their_dictionary(path):
         fill(b, 200, 120, secret=1)
         assert b.train_dict() == 2  # not 1 again
         fill(a, 400, 20)
-        for reader in (a, b, TraceReader(path)):
+        for reader in (a, b, late):
             right(reader, 200, 120, secret=1)
             right(reader, 400, 20)
         assert b.fsck().ok
@@ -69,7 +69,7 @@ def test_a_writer_that_is_overtaken_encodes_again(path):
         a._writer.dictionary = overtaken
         fill(a, 200, 3, secret=7)
         assert calls[0].dict_id() == 1 and all(chosen.dict_id() > 1 for chosen in calls[1:]) and calls[1:]
-        right(TraceReader(path), 200, 3, secret=7)
+        right(b, 200, 3, secret=7)
         assert not any(known(0, content) for (content,) in b.database.query("SELECT content FROM dictionaries"))
 
 
@@ -240,11 +240,10 @@ def test_what_is_read_is_from_one_moment(path, monkeypatch):
     from dlm.trace import upkeep
 
     monkeypatch.setattr(upkeep, "READER", 0.05)
-    with TraceStore(path) as a, TraceStore(path) as b:
+    with TraceStore(path) as a, TraceStore(path) as b, TraceReader(path) as reader:
         fill(a, 0, 120)
         a.train_dict()
         a.recompress()
-        reader = TraceReader(path)
         shared, acts = reader.database._shared, [lambda: b.gc(0)]
 
         def and_act(*arguments):
