@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
+from dlm import config as toml
 from dlm.diffusion.unmask import Rule
 from dlm.errors import UserError
-from dlm.inference.config import EngineConfig
+from dlm.inference.config import MOST, EngineConfig
 from dlm.inference.decoding import Decoding, Options, continuations, infillings
 from dlm.inference.engine import Cache, Engine, OnStep
 from dlm.inference.prompts import Prompt
@@ -97,8 +98,9 @@ def _run(
     on_step: OnStep | None,
 ) -> list[Generation]:
     """All of them through an engine of their own."""
-    if batch_size < 1:
-        raise UserError(f"batch_size = {batch_size} must be at least 1")
+    if not isinstance(batch_size, int) or not 1 <= batch_size <= MOST:
+        raise UserError(f"batch_size = {batch_size!r:.60} must be a number from 1 to {MOST}")
+    toml.check(EngineConfig, engine, "generate()" if not decodings or decodings[0].request.gen_length else "infill()")
     return engine_for(lm, decodings, engine, batch_size, trace, on_step).run(decodings) if decodings else []
 
 
