@@ -41,7 +41,8 @@ def generate(
     `max_gen_length`, and `steps` counts those of one block. Causal families go token by token, whatever these say.
     `num_samples` results a prompt stand next to each other. `cache` is the engine's: "auto" changes no token, "prefix"
     and "dual" approximate; `trace` (a `dlm.TraceStore`) records every step under the request's id, which is a random one unless
-    given. `options` may name its other settings too (`EngineConfig`). Results do not depend on `batch_size`, the number of requests under way at a time. Raises
+    given. A prompt that together with its generation is longer than the model's context is refused, unless allow_long=True.
+    Ctrl-C is raised as `dlm.inference.Interrupted`, which holds what was decoded. `options` may name its other settings too (`EngineConfig`). Results do not depend on `batch_size`, the number of requests under way at a time. Raises
     UserError for what cannot be done.
     """
     given, engine = _given(locals(), options)
