@@ -22,11 +22,8 @@ from dlm.models.export import NATIVE, hub_settings, portable
 from dlm.models.families import FAMILIES, config_from_hub
 from dlm.models.layout import hub_layout
 from dlm.models.lm import LM
-<<<<<<< HEAD
-from dlm.models.portable import hub_code
-=======
 from dlm.models.packing import align
->>>>>>> hostile
+from dlm.models.portable import hub_code
 from dlm.models.transformer import Transformer
 
 FUSED = ("llada_moe", "llada2_moe")

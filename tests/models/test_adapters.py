@@ -64,11 +64,7 @@ def test_a_new_adapter_changes_nothing_and_is_all_that_trains():
     lm = model()
     before = logits(lm.network)
     adapters.attach(lm.network, 4, 8.0)
-<<<<<<< HEAD
-    torch.testing.assert_close(logits(lm.network), before, rtol=1e-6, atol=1e-6)
-=======
     near(logits(lm.network), before)
->>>>>>> hostile
     trained = [name for name, p in lm.network.named_parameters() if p.requires_grad]
     assert len(trained) == 2 * 2 * 7 and all("lora_" in name for name in trained)
     assert not [name for name, _ in lm.network.matrices() if "lora_" in name]
@@ -101,19 +97,11 @@ def test_an_adapter_is_saved_alone_and_brings_its_base_along(tmp_path):
     assert not list((tmp_path / "adapter").glob("model*.safetensors"))
     apart = dlm.load(tmp_path / "adapter", merge=False)
     merged = dlm.load(tmp_path / "base", adapter=tmp_path / "adapter")
-<<<<<<< HEAD
-    torch.testing.assert_close(logits(apart.network), logits(lm.network), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logits(merged.network), logits(lm.network), rtol=1e-5, atol=1e-5)
-    assert adapters.is_adapted(apart.network) and not adapters.is_adapted(merged.network)
-    merged.save(tmp_path / "whole")
-    torch.testing.assert_close(logits(dlm.load(tmp_path / "whole").network), logits(merged.network), rtol=1e-5, atol=1e-5)
-=======
     near(logits(apart.network), logits(lm.network))
     torch.testing.assert_close(logits(merged.network), logits(lm.network), rtol=1e-5, atol=1e-5)
     assert adapters.is_adapted(apart.network) and not adapters.is_adapted(merged.network)
     merged.save(tmp_path / "whole")
     near(logits(dlm.load(tmp_path / "whole").network), logits(merged.network))
->>>>>>> hostile
 
 
 @pytest.mark.slow
