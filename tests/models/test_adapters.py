@@ -234,7 +234,7 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").warning("no kernel")
 logging.getLogger("bitsandbytes.autograd._functions").warning("a cast")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""
+    assert not [words for words in ("no kernel", "a cast", "kernels-community") if words in done.stdout + done.stderr]
 
 
 @needs_bitsandbytes
