@@ -217,8 +217,13 @@ def _check(layout: Mapping[str, HubTensor], found: Mapping[str, Declared], confi
         )
 
 
-def require_room(network: Transformer, device: torch.device, source: str | Path) -> None:
-    """An error where the weights take more memory than the device has in all."""
+def require_room(
+    network: Transformer,
+    device: torch.device,
+    source: str | Path,
+    fix: str = "use a smaller dtype, or tensor_parallel over several devices",
+) -> None:
+    """An error where the weights take more memory than the device has in all; `fix` says what helps."""
     needed = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
     if device.type == "cuda":
         there = torch.cuda.get_device_properties(device).total_memory
@@ -229,7 +234,7 @@ def require_room(network: Transformer, device: torch.device, source: str | Path)
     if needed > there:
         raise UserError(
             f"{source}: the weights take {needed / 2**30:,.1f} GiB, and {device} has {there / 2**30:,.1f} GiB in all; "
-            "use a smaller dtype, or tensor_parallel over several devices"
+            f"{fix}"
         )
 
 
