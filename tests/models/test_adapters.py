@@ -101,13 +101,7 @@ def test_an_adapter_is_saved_alone_and_brings_its_base_along(tmp_path):
     torch.testing.assert_close(logits(merged.network), logits(lm.network), rtol=1e-5, atol=1e-5)
     assert adapters.is_adapted(apart.network) and not adapters.is_adapted(merged.network)
     merged.save(tmp_path / "whole")
-<<<<<<< HEAD
     near(logits(dlm.load(tmp_path / "whole").network), logits(merged.network))
-=======
-    torch.testing.assert_close(
-        logits(dlm.load(tmp_path / "whole").network), logits(merged.network), rtol=1e-5, atol=1e-5
-    )
->>>>>>> native
 
 
 @pytest.mark.slow
