@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 SPLITS = ("train", "heldout")
 REMEDIES = {
     "train": "add data, or lower the length (train.length)",
-    "heldout": "add data, raise data.heldout_fraction, name data.heldout_paths, or train without validation: "
-    "eval.sequences = 0",
+    "heldout": "add data, raise data.heldout_fraction, name data.heldout_paths, or hold nothing out: "
+    "data.heldout_fraction = 0 and eval.sequences = 0",
 }
 """What to do about a split that holds less than one sequence."""
 
