@@ -122,6 +122,10 @@ class Command:
         for parent, entry in known.items():
             if key.startswith(f"{parent}.") and dict in [get_origin(member) for member in members(entry.annotation)]:
                 return key, Field(key=key, annotation=Any, default=None, description="")  # a free-form table's own key
+        inside = [f"--{entry}" for entry in known if entry.startswith(f"{key}.")]
+        if inside:
+            shown = ", ".join(inside[:4]) + (", …" if len(inside) > 4 else "")
+            raise UserError(f"{COMMAND_LINE}: {name} is a section: its options are {shown} (see {self.name} --help)")
         twins = [f"--{entry}" for entry in known if entry.rpartition(".")[2] == leaf]
         near = (
             nearest(name, [*flags, *(f"--{entry}" for entry in known)])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import export, infer, tokenizer, trace, train
+from dlm.cli import export, infer, show, tokenizer, trace, train
 from dlm.trace.connection import APPLICATION, TABLES
 
 COMMANDS = {
@@ -80,6 +80,28 @@ def database(*statements: str) -> bytes:
 
 
 STORE = database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user_version = 1")
+
+
+def written(name: str, content: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        (folder / name).write_text(content)
+
+    return edit
+
+
+def elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "x.safetensors")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}')
+
+
+def code(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text('{"a": 0}')
+    (folder / "evil.py").write_text("raise SystemExit('code of a folder was run')")
+    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Tok", null]}}')
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 MY = "dlm-infer --config my.toml"
 LOAD = "dlm-infer --model.name ./model --prompt x"
 TEXT = "dlm-tokenizer --config my.toml"
@@ -178,7 +200,7 @@ CASES = [
     case("config", "adapter settings of another kind", "dlm-train --adapter.kind lora --adapter.no-double_quant --train.init_from pico", 'adapter.kind = "lora" does not read it: set adapter.kind = "qlora"'),
     case("data", "a tokenizer that is nowhere", "dlm-train --data.source text --data.paths a.txt --train.tokenizer pika", "no tokenizer 'pika'", "bundled models: pico, sudoku", "dlm-tokenizer makes", files={"a.txt": "some words " * 99}),
     case("data", "one text too short for a sequence", "dlm-train --data.source text --data.paths a.txt --train.tokenizer pico --train.out run", "train split of data.source = 'text' holds 1 documents with", "not one sequence of length 256; add data, or lower the length (train.length)", files={"a.txt": "some words"}),
-    case("data", "one row, and nothing to hold out", "dlm-train --data.source jsonl --data.paths a.jsonl --train.tokenizer pico --train.length 8 --train.out run", "heldout split", "0 documents", "data.heldout_paths, or train without validation: eval.sequences = 0", files={"a.jsonl": json.dumps({"text": "some words " * 99})}),
+    case("data", "one row, and nothing to hold out", "dlm-train --data.source jsonl --data.paths a.jsonl --train.tokenizer pico --train.length 8 --train.out run", "heldout split", "0 documents", "data.heldout_paths, or hold nothing out: data.heldout_fraction = 0 and eval.sequences = 0", files={"a.jsonl": json.dumps({"text": "some words " * 99})}),
     case("data", "a tokenizer's folder that cannot be written to", "dlm-tokenizer --output a.txt/out", "output = a.txt/out: cannot be written to (Not a directory): choose another folder", files={"a.txt": ""}),
     case("data", "shards in a folder that cannot be written to", "dlm-train --data.source text --data.paths a.txt --prepare a.txt/out", "--prepare a.txt/out: cannot be written to (Not a directory): choose another folder", files={"a.txt": ""}),
     case("checkpoint", "a text for a model without a tokenizer", "dlm-infer --model ./model/. --prompt x", "model './model/.' has no tokenizer: put a tokenizer.json into its folder, or give token ids", edit=without("tokenizer.json")),
@@ -201,6 +223,22 @@ CASES = [
     case("training", "a checkpoint without a manifest", f"{TINY} --train.out run", "(step-00000004: no manifest.json)", "Restore one from a copy", files={**config(SMALL), "run/checkpoints/step-00000004/state.json": b"{}"}),
     case("training", "a manifest of something else", f"{TINY} --train.out run", "(step-00000004: manifest.json is not what was written)", files={**config(SMALL), "run/checkpoints/step-00000004/manifest.json": b'{"step": "four"}'}),
     case("training", "a checkpoint that misses a file", f"{TINY} --train.out run", "(step-00000004: state.json is missing)", files={**config(SMALL), "run/checkpoints/step-00000004/manifest.json": b'{"format": 2, "step": 4, "files": {"state.json": {"size": 2, "blake2b": "00"}}}'}),
+    # hostile: names, checkpoints, templates and sizes (tests/hostile has 229 more)
+    case("checkpoint", "a misspelt local folder", "dlm-infer --model.name runs/typo --prompt x", "runs/typo", "no such folder; did you mean runs/typed?", files={"runs/typed/notes.txt": ""}),
+    case("checkpoint", "a name that is neither a folder nor on the hub", "dlm-infer --model.name some/thing --prompt x", "no such folder in", "as a hub id it cannot be downloaded"),
+    case("checkpoint", "a million layers", LOAD, "num_hidden_layers = 1000000: Input should be less than or equal to 4096", edit=edited(num_hidden_layers=1_000_000)),
+    case("checkpoint", "more layers than tensors", LOAD, "tensors: too few for the num_hidden_layers=4000", edit=edited(num_hidden_layers=4_000)),
+    case("checkpoint", "a huge width", LOAD, "shape", "config.json asks for", edit=edited(hidden_size=1_000_000)),
+    case("checkpoint", "a size as text", LOAD, "vocab_size = '300' should be a whole number", edit=edited(vocab_size="300")),
+    case("checkpoint", "blocks of 2**31", LOAD, "block_length = 2147483648: Input should be less than or equal to", edit=edited(attention="block_causal", block_length=2**31)),
+    case("checkpoint", "deeply nested JSON", LOAD, "config.json cannot be read as json: lists or objects are nested too deeply", edit=written("config.json", '{"a":' * 100_000)),
+    case("checkpoint", "an index that names files elsewhere", LOAD, "only safetensors files in the checkpoint's folder are read", edit=elsewhere),
+    case("checkpoint", "a tokenizer that is code", LOAD, "is code of its own, which is never run", edit=code),
+    case("checkpoint", "a template that never ends", "dlm-infer --chat --model.name ./model", "the chat template in model cannot render", "it takes more than 100,000 steps", edit=written("chat_template.jinja", ENDLESS), stdin="hi\n"),
+    case("checkpoint", "a template that is none", "dlm-infer --chat --model.name ./model", "the chat template in model cannot render", "(line 1)", edit=written("chat_template.jinja", "{% for m in messages %}"), stdin="hi\n"),
+    case("config", "a seed of 2**70", "dlm-infer --model.name ./model --prompt x --sampler.seed 1180591620717411303424", "sampler.seed = 1180591620717411303424: must be less than"),
+    case("config", "a model of a million layers", "dlm-train --train.tokenizer ./model --train.out run --model.num_hidden_layers 1000000", "model.num_hidden_layers = 1000000: must be less than or equal to 4096"),
+    case("config", "a model larger than the machine", "dlm-train --train.tokenizer ./model --train.out run --train.steps 50 --model.hidden_size 1048576 --model.intermediate_size 1048576", "[model]: the weights take", "GiB in all"),
 ]  # fmt: skip
 
 
@@ -240,6 +278,7 @@ def run(entry: Case) -> tuple[int, str]:
         Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
     if "./model" in entry.argv or "./model" in str(entry.files):
         make_model(Path())
+    show._load.cache_clear()  # another case's ./model
     if entry.edit is not None:
         entry.edit(Path("model"))
     stream = io.StringIO(entry.stdin or "")

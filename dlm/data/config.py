@@ -152,9 +152,11 @@ def _misplaced(config: DataConfig) -> str | None:
     for name, sources in READ_BY.items():
         changed = getattr(config, name) != DataConfig.model_fields[name].default
         if changed and config.source not in sources:
+            value = getattr(config, name)
             known = " or ".join(f'"{s}"' for s in sources)
             return (
-                f'{name} = {getattr(config, name)!r} is only read with source = {known}, but source = "{config.source}"'
+                f"{name} = {list(value) if isinstance(value, tuple) else value!r} is only read with source = {known}, "
+                f'but source = "{config.source}"'
             )
     if config.dataset is None:
         for name in ("dataset_config", "heldout_split", "streaming"):

@@ -33,21 +33,17 @@ Run = Callable[[list[Decoding]], Engine]
 
 
 def at_longest(prompts: Any) -> Any:
-    """Prompts as users give them, every hole at its greatest length; equal to what was given where none has a range."""
-    if isinstance(prompts, str):
-        return at_longest([prompts])[0]
-    if not isinstance(prompts, (list, tuple)):
+    """Prompts as users give them, every hole at its greatest length; `prompts` itself where none has a range."""
+    several = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(several, (list, tuple)):
         return prompts
-    return type(prompts)(
-        _longest(prompt, f"prompt {i}") if isinstance(prompt, str) else prompt for i, prompt in enumerate(prompts)
-    )
-
-
-def _longest(text: str, where: str) -> str:
-    pieces = parse_holes(text, where)
-    if not any(piece.most for piece in pieces):
-        return text
-    return spell([Piece(hole=piece.most) if piece.most else piece for piece in pieces])
+    longest, ranges = list(several), False
+    for i, prompt in enumerate(several):
+        pieces = parse_holes(prompt, f"prompt {i}") if isinstance(prompt, str) else []
+        if any(piece.most for piece in pieces):
+            longest[i] = spell([Piece(hole=piece.most) if piece.most else piece for piece in pieces])
+            ranges = True
+    return longest if ranges else prompts
 
 
 def settle(lm: LM, prompts: Sequence[str | list[int]], run: Run) -> tuple[list[str | list[int]], list[int]]:

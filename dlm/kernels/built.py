@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dlm.kernels.compiler import BuildError, run
 
-VERSION_SECONDS, COMPILE_SECONDS = 10.0, 120.0
+VERSION_SECONDS, COMPILE_SECONDS = 30.0, 300.0
 """How long a compiler may take to say its version, and to compile."""
 LOG = logging.getLogger("dlm")
 
@@ -64,7 +64,11 @@ def _made(source: Path, command: list[str], folder: _Folder | None, stem: str, s
         made.chmod(0o700)
         file = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
         digest = _digest(file)
-        found = _loaded(file, made, symbols)
+        try:
+            found = _loaded(file, made, symbols)
+        except BuildError:
+            os.close(file)
+            raise
         if folder is not None:
             with suppress(OSError):  # the disk is full: it is compiled again next time
                 os.fsync(file)
@@ -135,23 +139,26 @@ def _digest(file: int) -> str:
 
 def _cache() -> _Folder | None:
     """$XDG_CACHE_HOME/dlm or ~/.cache/dlm, made if it is not there; None where there is none, or none that is safe."""
+    folder = None
     try:
         path = _base() / "dlm"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.is_symlink():
+            raise Unsafe("is a link")
         folder = _Folder(path)
+        facts = os.fstat(folder.handle)
+        if facts.st_uid == os.geteuid() and facts.st_mode & 0o077:
+            with suppress(OSError):  # a disk that is read-only, or has no modes
+                os.fchmod(folder.handle, 0o700)
+        _check_owner(folder.handle)
+        return folder
     except (OSError, RuntimeError):  # nobody may write there, or the user has no home
         return None
-    facts = os.fstat(folder.handle)
-    if facts.st_uid == os.geteuid() and facts.st_mode & 0o077:
-        with suppress(OSError):  # a disk that is read-only, or has no modes
-            os.fchmod(folder.handle, 0o700)
-    try:
-        _check_owner(folder.handle)
     except Unsafe as why:
-        os.close(folder.handle)
+        if folder is not None:
+            os.close(folder.handle)
         LOG.warning("%s %s: compiled kernels are not kept there; set XDG_CACHE_HOME to a folder of yours", path, why)
         return None
-    return folder
 
 
 def _base() -> Path:

@@ -59,7 +59,7 @@ def lora_settings(folder: Path, file: str) -> dict[str, Any]:
     """The arguments of peft's `LoraConfig` as `folder`/`file` states them."""
     found: dict[str, Any] = {}
     for key, value in read_json(folder / file).items():
-        if key in IGNORED or value is None or value in (False, {}, [], "none"):
+        if key in IGNORED or value is None or value is False or value in ({}, [], "none"):
             continue
         if key not in READ:
             raise UserError(f"{folder / file}: {key} = {reprlib.repr(value)} is not supported")

@@ -20,7 +20,7 @@ def convert(lm: LM, attention: AttentionKind = "bidirectional", block_length: in
     require_lm(lm, "convert()")
     if attention == "block_causal" and not 1 <= (block_length or 0) <= MOST_BLOCK:
         raise UserError(
-            f"convert: block_causal attention needs block_length >= 1 and at most {MOST_BLOCK}, not {block_length}"
+            f"convert: block_causal attention needs block_length >= 1, not {block_length} (and at most {MOST_BLOCK})"
         )
     changes = {"attention": attention, "block_length": block_length}
     if attention == "causal":  # a state that has seen its own token has nothing to predict but the next

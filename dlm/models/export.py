@@ -121,6 +121,8 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, OSError) and error.filename in [str(path) for path in folder.parents]:
+            reason += f": {error.filename}"
         raise UserError(
             f"{folder} cannot be written ({reason}): give a folder that you may write to, on a disk with room for it"
         ) from error

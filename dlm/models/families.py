@@ -208,8 +208,8 @@ def config_from_hub(
 
 def _problem(error: ErrorDetails) -> str:
     """One of pydantic's complaints, with the value."""
-    where = ".".join(map(str, error["loc"]))
-    return f"{where} = {reprlib.repr(error['input'])}: {error['msg']}" if where else error["msg"]
+    where, said = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+    return f"{where} = {reprlib.repr(error['input'])}: {said}" if where else said
 
 
 def config_to_hub(config: ModelConfig) -> dict[str, Any]:

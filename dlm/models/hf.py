@@ -22,6 +22,7 @@ from dlm.models.export import NATIVE, hub_settings, portable
 from dlm.models.families import FAMILIES, config_from_hub
 from dlm.models.layout import hub_layout
 from dlm.models.lm import LM
+from dlm.models.packing import align
 from dlm.models.portable import hub_code
 from dlm.models.transformer import Transformer
 
@@ -63,6 +64,13 @@ class HubModel(_PreTrainedModel):
         self.post_init()
         if not self.network.embed.weight.is_meta:  # from scratch: transformers' own pass sees one leaf at a time
             self.network.initialise()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As transformers does it, with the weights at addresses that give the same logits in every process."""
+        found = super().from_pretrained(*args, **kwargs)
+        align(found[0] if isinstance(found, tuple) else found)
+        return found
 
     def _init_weights(self, module: nn.Module) -> None:
         """Weights that a checkpoint lacks."""

@@ -157,8 +157,11 @@ def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype:
             "config.json"
         )
     spellings = _spellings(config, found, folder)
-    with torch.device("meta"):
-        network = Transformer(config)
+    try:
+        with torch.device("meta"):
+            network = Transformer(config)
+    except UserError as error:  # rotary frequencies that cannot be
+        raise UserError(f"{folder / 'config.json'}: {error}") from error
     network.to(dtype)
     for buffer in network.buffers():  # the router's bias decides between close experts: never rounded
         buffer.data = buffer.data.float()
@@ -214,8 +217,13 @@ def _check(layout: Mapping[str, HubTensor], found: Mapping[str, Declared], confi
         )
 
 
-def require_room(network: Transformer, device: torch.device, source: str | Path) -> None:
-    """An error where the weights take more memory than the device has in all."""
+def require_room(
+    network: Transformer,
+    device: torch.device,
+    source: str | Path,
+    fix: str = "use a smaller dtype, or tensor_parallel over several devices",
+) -> None:
+    """An error where the weights take more memory than the device has in all; `fix` says what helps."""
     needed = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
     if device.type == "cuda":
         there = torch.cuda.get_device_properties(device).total_memory
@@ -226,7 +234,7 @@ def require_room(network: Transformer, device: torch.device, source: str | Path)
     if needed > there:
         raise UserError(
             f"{source}: the weights take {needed / 2**30:,.1f} GiB, and {device} has {there / 2**30:,.1f} GiB in all; "
-            "use a smaller dtype, or tensor_parallel over several devices"
+            f"{fix}"
         )
 
 

@@ -7,6 +7,8 @@ from dlm.kernels import native
 from dlm.models.attention import Attention
 from dlm.models.transformer import MLP, Transformer
 
+ALIGNMENT = 64
+
 
 def pack(network: Transformer) -> None:
     """Put the weights of products with the same input side by side; laid out as the device's products like them.
@@ -25,6 +27,18 @@ def pack(network: Transformer) -> None:
                 _lay_out(module.down_proj)
         if network.lm_head is not None:
             _lay_out(network.lm_head)
+
+
+def align(network: nn.Module) -> None:
+    """Move weights that begin at an odd address to one that is a multiple of 64 bytes, where torch allocates; in place.
+
+    torch's products on a CPU round differently with the address of their operands, and a weight that is a piece of a
+    mapped file begins anywhere. One tensor is copied at a time.
+    """
+    with torch.no_grad():
+        for tensor in (*network.parameters(), *network.buffers()):
+            if tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.data_ptr() % ALIGNMENT:
+                tensor.data = tensor.data.clone()
 
 
 def _side_by_side(packed: Tensor | None, *linears: nn.Module) -> Tensor | None:

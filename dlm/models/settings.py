@@ -74,7 +74,8 @@ class Settings:
         value = self.values.get(key)
         if value is not None and value not in accepted:
             known = " or ".join(repr(a) for a in accepted)
-            raise UserError(f"{self.source}: {key}={reprlib.repr(value)} is not supported; only {known} is")
+            only = f"; only {known} is" if accepted else ""
+            raise UserError(f"{self.source}: {key}={reprlib.repr(value)} is not supported{only}")
 
     def no_sliding_window(self, layers: int) -> None:
         """Sliding-window attention may be declared as long as no layer uses it."""

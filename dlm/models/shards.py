@@ -84,5 +84,7 @@ def opened(file: Path, device: torch.device) -> Iterator[Any]:
             raise UserError(f"{file} has a header of {length:,} bytes; more than {MOST_HEADER:,} are not read")
         with safe_open(file, framework="pt", device=str(device)) as shard:
             yield shard
+    except MemoryError as error:
+        raise UserError(f"{file} has {file.stat().st_size:,} bytes, more than can be mapped here: {error}") from error
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} is not a whole safetensors file: {error}; download or copy it again") from error

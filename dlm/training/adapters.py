@@ -54,9 +54,9 @@ def keep_trained(module: nn.Module) -> None:
 
 
 def save(config: TrainConfig, lm: LM, out: Path) -> None:
-    """The run's last act: the adapters alone and, if asked for, the model that they and their base make."""
+    """The run's last act: the model or, of adapters, these alone and, with adapter.merge, the model with them merged."""
     dtype = config.train.save_dtype
-    lm.save(out, dtype=dtype, overwrite=True)
+    lm.save(out, dtype=dtype, overwrite=True, code=True)
     if config.adapter.merge:
         adapters.merge(lm.network)
-        lm.save(out / "merged", dtype=dtype, overwrite=True)
+        lm.save(out / "merged", dtype=dtype, overwrite=True, code=True)

@@ -103,6 +103,7 @@ class Report:
         """One optimiser step that took `seconds`, `total` since the run's beginning; the loss is the sum of its parts."""
         c, loss = self.config, sum(parts.values())
         self.steps, self.spent = self.steps + 1, self.spent + seconds
+        self.bar.update(self.task, completed=step)
         if step % c.log.every and step != c.train.steps:
             return
         speed = self.steps * c.train.batch_size * c.train.length / self.spent

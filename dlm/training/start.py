@@ -10,7 +10,7 @@ from dlm.errors import UserError
 from dlm.models.converting import convert
 from dlm.models.finding import find_tokenizer
 from dlm.models.lm import LM
-from dlm.models.loading import load
+from dlm.models.loading import load, require_room
 from dlm.models.transformer import Transformer
 from dlm.training.config import TEXT_TOKENIZER, TrainConfig
 
@@ -59,7 +59,10 @@ def _new(config: TrainConfig) -> LM:
         "pad_token_id": tokenizer.pad_token_id,
     }
     known = {name: special[name] for name in special if getattr(shape, name) is None}
-    network = Transformer(shape.model_validate({**shape.model_dump(), **known, "vocab_size": shape.vocab_size or size}))
+    shape = shape.model_validate({**shape.model_dump(), **known, "vocab_size": shape.vocab_size or size})
+    with torch.device("meta"):
+        require_room(Transformer(shape), torch.device("cpu"), "[model]", "make the network smaller")
+    network = Transformer(shape)
     network.initialise(torch.Generator().manual_seed(t.seed))
     if network.config.mask_token_id is None:
         raise UserError(

@@ -76,6 +76,7 @@ def test_flags_and_files():
         (["--promt", "x"], 'unknown option --promt; did you mean "--prompt"?'),
         (["--part.rat", "1"], 'unknown option --part.rat; did you mean "--part.rate"?'),
         (["--rate", "1"], 'unknown option --rate; did you mean "--part.rate"?'),
+        (["--part", "x"], "--part is a section: its options are --part.rate, --part.fast, --part.extra (see dlm-test"),
         (["--part.no-rate"], "unknown option --part.no-rate"),
         (["--paths=a.txt", "b.txt"], 'unexpected word "b.txt"'),
         (["hello"], 'unexpected word "hello": every option starts with --'),
@@ -138,7 +139,7 @@ def test_help_lists_every_flag_and_field():
         (bench.main, ["infer"], "model.name"),
         (bench.main, ["tokenizer"], "tokenizer.path"),
     ],
-    ids=str,
+    ids=["infer", "train", "trajectories", "anchors", "bench", "bench-infer", "bench-tokenizer"],
 )
 def test_every_command_that_loads_a_model_has_model(main, words, key, capsys):
     assert main([*words, "--help"]) == 0

@@ -16,6 +16,7 @@ SETTINGS: dict[str, tuple[dict, dict]] = {
     "edited": ({}, {"gen_length": 24, "block_length": 8, "steps": 12, "edit_threshold": 0.3, "temperature": 1.0}),
     "multi": ({}, {"gen_length": 24, "block_length": 4, "strategy": "multi_block", "rule": "threshold"}),
     "dual": ({}, {"gen_length": 24, "block_length": 8, "cache": "dual", "rule": "random"}),
+    "open": ({}, {"gen_length": "auto", "max_gen_length": 24, "block_length": 8, "steps": 8}),
     "exact": (FAMILIES["sdar"], {"gen_length": 24, "temperature": 1.0, "rule": "threshold", "threshold": 0.4}),
     "causal": (FAMILIES["llama"], {"gen_length": 24, "temperature": 1.0}),
 }
@@ -66,6 +67,17 @@ def test_it_ends_at_once_and_no_page_stays():
     (last,) = [event.result for event in engine.stream() if event.result]
     assert (last.text, last.nfe, len(last.tokens)) == ("", 3, 3)
     assert engine.stats().pages_used == 0 and engine.stats().tokens == 3
+
+
+def test_what_runs_beside_it_and_pages_that_run_out_change_nothing():
+    fields, settings = SETTINGS["exact"]
+    lm = letters(**fields)
+    stop = [dlm.generate(lm, PROMPTS[0], **settings)[0].text[6:8], "ee", "st"]
+    alone = [dlm.generate(lm, prompt, stop=stop, **settings)[0] for prompt in PROMPTS]
+    engine = dlm.Engine(lm, page_size=4, num_pages=12, max_num_tokens=40)
+    together = engine.generate(PROMPTS, stop=stop, **settings)
+    assert [(r.tokens, r.text, r.nfe) for r in together] == [(r.tokens, r.text, r.nfe) for r in alone]
+    assert engine.stats().preemptions and engine.stats().pages_used == 0
 
 
 @pytest.mark.parametrize("name", ["blocks", "causal", "multi", "edited"])

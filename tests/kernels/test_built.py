@@ -115,13 +115,14 @@ def test_a_file_that_others_may_write_is_not_loaded(cache, source, tmp_path, cap
     assert "can be written by other users" in caplog.messages[0]
 
 
-def test_a_folder_that_is_a_link_is_not_used(cache, source, tmp_path):
+def test_a_folder_that_is_a_link_is_not_used(cache, source, tmp_path, caplog):
     (tmp_path / "elsewhere").mkdir(mode=0o755)
     cache.parent.mkdir()
     cache.symlink_to(tmp_path / "elsewhere")
     load(source)
     assert not list((tmp_path / "elsewhere").iterdir())
     assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
+    assert f"{cache} is a link: compiled kernels are not kept there" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("home", ["a file", "nothing"])

@@ -44,6 +44,26 @@ def test_saved_without_code_from_a_folder_with_code_names_no_code_that_is_not_th
     assert "auto_map" not in json.loads((tmp_path / "b" / "config.json").read_text())
 
 
+def test_published_code_stays_on_the_hub_or_goes_along_from_the_folder(tmp_path: Path) -> None:
+    lm = tiny.model("llada")
+    dlm.save(lm, tmp_path / "a")
+    hub = json.loads((tmp_path / "a" / "config.json").read_text())
+    distant = {"AutoModel": "owner/name--modeling_llada.LLaDAModelLM"}
+    (tmp_path / "a" / "config.json").write_text(json.dumps({**hub, "auto_map": distant}))
+    dlm.save(load(tmp_path / "a", device="cpu"), tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["auto_map"] == distant
+    assert export.readers(tmp_path / "b").endswith(
+        "trust_remote_code=True), which fetches the family's code from the hub"
+    )
+    (tmp_path / "a" / "config.json").write_text(json.dumps({**hub, "auto_map": {"AutoModel": "modeling_llada.LLaDA"}}))
+    for name in ("modeling_llada.py", "configuration_llada.py"):
+        (tmp_path / "a" / name).write_text(f"raise SystemExit({name!r})\n")
+    (tmp_path / "a" / "secret.py").symlink_to("/etc/passwd")
+    dlm.save(load(tmp_path / "a", device="cpu"), tmp_path / "c")
+    assert names(tmp_path / "c") == PLAIN | {"modeling_llada.py", "configuration_llada.py"}
+    assert export.readers(tmp_path / "c").endswith("trust_remote_code=True)")
+
+
 def test_what_is_left_of_an_earlier_tokenizer_is_not_read_in_place_of_the_new_one(tmp_path: Path) -> None:
     lm = tiny.model("dlm")
     dlm.save(lm, tmp_path)

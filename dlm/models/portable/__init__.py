@@ -32,11 +32,13 @@ def hub_code(auto_map: Any) -> dict[str, str]:
 
 
 def local_code(auto_map: Any, folder: Path) -> list[Path]:
-    """The Python files in `folder`, if `auto_map` names code there and all that it names is there; else none."""
+    """The Python files in `folder`, if `auto_map` names code there and all that it names is there; else none.
+
+    Links are no files here: they may lead to what is not the checkpoint's to give away.
+    """
     modules = {where.partition(".")[0] for where in _entries(auto_map).values() if "--" not in where}
-    if not modules or not all((folder / f"{module}.py").is_file() for module in modules):
-        return []
-    return sorted(path for path in folder.glob("*.py") if path.is_file())
+    files = sorted(path for path in folder.glob("*.py") if path.is_file() and not path.is_symlink())
+    return files if modules and modules <= {path.stem for path in files} else []
 
 
 def _entries(auto_map: Any) -> dict[str, str]:

@@ -335,7 +335,10 @@ class DLMForMaskedLM(PreTrainedModel):
         valid = None if attention_mask is None else attention_mask.bool()
         keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         last, states = self.model(embeds, positions, valid, bool(keep))
-        logits = F.linear(last, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(last)
+        if self.lm_head is None:
+            logits = F.linear(last, self.model.embed_tokens.weight.to(last.device))
+        else:
+            logits = self.lm_head(last)
         loss = None
         if labels is not None:
             shift = self.config.shifted_logits

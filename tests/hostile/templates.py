@@ -24,7 +24,9 @@ TEMPLATES = {
     "a text doubled with format": GROW + "{% set ns.v = '{0}{0}'.format(ns.v) %}{% endfor %}",
     "a text doubled with the format filter": GROW + "{% set ns.v = '%s%s' | format(ns.v, ns.v) %}{% endfor %}",
     "a text doubled by a block": GROW + "{% set v %}{{ ns.v }}{{ ns.v }}{% endset %}{% set ns.v = v %}{% endfor %}",
-    "a text doubled by a macro": "{% macro m(v) %}{{ v }}{{ v }}{% endmacro %}" + GROW + "{% set ns.v = m(ns.v) %}{% endfor %}",
+    "a text doubled by a macro": "{% macro m(v) %}{{ v }}{{ v }}{% endmacro %}"
+    + GROW
+    + "{% set ns.v = m(ns.v) %}{% endfor %}",
     "a text doubled by join": GROW + "{% set ns.v = [ns.v, ns.v] | join %}{% endfor %}",
     "a text grown by replace": GROW + "{% set ns.v = ns.v | replace('x', 'xxxx') %}{% endfor %}",
     "a text grown by its own replace": GROW + "{% set ns.v = ns.v.replace('', ns.v) %}{% endfor %}",
