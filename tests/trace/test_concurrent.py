@@ -332,5 +332,5 @@ def test_no_process_merges_the_log_without_the_disks_word(path, durability):
 
 
 def test_pairs_of_operations_from_two_processes(tmp_path):
-    held = stress(tmp_path, pairs=40, seed=3)
+    held = stress(tmp_path, pairs=30, seed=3)
     assert held.told == []

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 # It becomes another user, if it may, when everything is imported: that one need not be able to read Python.
 READER = """
 import os, sys
-import concurrent.futures.thread, dlm.trace.upkeep, dlm.trace.fsck, dlm.trace.record, tests.trace.stress
+import concurrent.futures.thread, urllib.parse, dlm.trace.upkeep, dlm.trace.fsck, dlm.trace.record, tests.trace.stress
 from pathlib import Path
 from dlm.errors import UserError
 from dlm.trace import TraceStore
