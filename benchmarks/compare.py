@@ -234,12 +234,12 @@ def revealed(lm: "LM", ids: "torch.Tensor", threshold: float, sizes: "torch.Tens
 # --- what it comes to --------------------------------------------------------------------------------------------------
 
 
-def spread(values: Sequence[float | None]) -> tuple[float, float] | None:
-    """Mean and standard error over seeds; nothing where a seed has none."""
+def spread(values: Sequence[float | None]) -> tuple[float, float | None] | None:
+    """Mean and standard error over seeds, which one seed has not; nothing where a seed has none."""
     if not values or None in values:
         return None
     known = [float(v) for v in values if v is not None]
-    return statistics.mean(known), statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else math.nan
+    return statistics.mean(known), statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
 
 
 def at_equal_quality(frontier: Sequence[Result], level: float) -> float | None:
@@ -342,10 +342,10 @@ def written(report: Result) -> str:
     return "\n\n".join([text, markdown(lines, headings), "\n".join(f"- {claim}" for claim in report["claims"])])
 
 
-def _plus(value: tuple[float, float] | None, form: str) -> str:
+def _plus(value: tuple[float, float | None] | None, form: str) -> str:
     if value is None:
         return "–"
-    return f"{value[0]:{form}}" + ("" if math.isnan(value[1]) else f" ± {value[1]:{form.lstrip('+')}}")
+    return f"{value[0]:{form}}" + ("" if value[1] is None else f" ± {value[1]:{form.lstrip('+')}}")
 
 
 def _machine() -> str:
@@ -364,10 +364,10 @@ def plot(rows: dict[str, Result], file: Path) -> None:
         if "failed" in row:
             continue
         look = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 4, "linewidth": 1.2, "label": name}
-        bits, errors = zip(*(p["bits"] for p in row["curve"]), strict=True)
+        bits, errors = zip(*((mean, error or 0.0) for mean, error in (p["bits"] for p in row["curve"])), strict=True)
         for axes, x in ((steps, [p["step"] for p in row["curve"]]), (clock, [p["seconds"][0] for p in row["curve"]])):
             axes.errorbar(x, bits, errors, elinewidth=0.6, **look)
-        bits, errors = zip(*(p["bits"] for p in row["frontier"]), strict=True)
+        bits, errors = zip(*((mean, error or 0.0) for mean, error in (p["bits"] for p in row["frontier"])), strict=True)
         frontier.errorbar([p["tpf"][0] for p in row["frontier"]], bits, errors, elinewidth=0.6, **look)
     steps.set(xlabel="optimiser steps", ylabel="bits a byte of held-out text (bound)")
     clock.set(xlabel="seconds of training")

@@ -1,6 +1,7 @@
 """`dlm-infer --chat`: a conversation, line by line. Knows no template: the tokenizer has it."""
 
 import sys
+from typing import Any
 
 from dlm.errors import UserError
 from dlm.inference.config import InferConfig, JobConfig
@@ -8,6 +9,7 @@ from dlm.inference.config import InferConfig, JobConfig
 from .infer import decode
 from .jobs import name_of
 from .show import Printer, lm_of, recording
+from .streams import standard_input, unicode
 
 
 def chat(config: InferConfig) -> None:
@@ -15,11 +17,12 @@ def chat(config: InferConfig) -> None:
     lm = lm_of(config.model)
     if lm.tokenizer is None:
         raise UserError(f"model {config.model.name} has no tokenizer, so no chat template: --chat needs both")
-    if sys.stdin.isatty():
+    stream = standard_input()
+    if stream.isatty():
         print("Ctrl-D ends the conversation.", file=sys.stderr)
     messages: list[dict[str, str]] = []
     with Printer(config.output, echo=False) as printer, recording(config.trace) as printer.store:
-        while (line := _read()) is not None:
+        while (line := _read(stream)) is not None:
             if not line.strip():
                 continue
             messages.append({"role": "user", "content": line})
@@ -29,13 +32,13 @@ def chat(config: InferConfig) -> None:
                 model=config.model,
                 sampler=config.sampler,
             )
-            answer = decode(lm, [turn], printer, config.engine)[0]
+            answer = decode(lm, [turn], printer, config.engine, said=line)[0]
             messages.append({"role": "assistant", "content": answer.text})
 
 
-def _read() -> str | None:
+def _read(stream: Any) -> str | None:
     """The user's next line; None at the end of input. The mark is shown to a human only."""
-    if sys.stdin.isatty():
+    if stream.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    return line.rstrip("\n") if line else None
+    line = stream.readline()
+    return unicode(line.rstrip("\n"), "standard input") if line else None

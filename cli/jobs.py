@@ -14,6 +14,7 @@ from dlm.errors import UserError
 from dlm.inference.config import InferConfig, JobConfig
 
 from .options import Options
+from .streams import standard_input, unicode
 
 HOLE = re.compile(r"(?<!\\)\[MASK(:[^\]\s]{1,20})?\]")  # as dlm.infill reads it; \[MASK] is just text
 SOURCES = ("--prompt", "--prompt-file", "--input", "--chat")
@@ -24,17 +25,22 @@ def collect(config: InferConfig, options: Options) -> list[JobConfig]:
     used = [flag for flag in SOURCES if flag in options.given]
     if len(used) > 1:
         raise UserError(f"command line: {' and '.join(used)} are alternatives: give one of them")
-    jobs = list(_from(used[0] if used else "", config, options))
+    jobs: list[JobConfig] = []
+    for job, place in _from(used[0] if used else "", config, options):
+        job._place = place
+        jobs.append(job)
     if not jobs:
         raise UserError(
             "nothing to do: give --prompt TEXT, --prompt-file FILE, --input FILE.jsonl, or a config with [[job]]"
         )
     for number, job in enumerate(jobs):
         _check_sudoku(job, job.title or f"job {number}")
-    return [
+    named = [
         job.model_copy(update={"request_id": job.request_id or name_of(number, config)})
         for number, job in enumerate(jobs)
     ]
+    _check_ids(named)
+    return named
 
 
 def name_of(number: int, config: InferConfig) -> str:
@@ -54,6 +60,19 @@ def has_holes(job: JobConfig) -> bool:
     return job.sudoku is not None or HOLE.search(job.prompt or "") is not None
 
 
+def _check_ids(jobs: Iterable[JobConfig]) -> None:
+    """Refuse an id that two jobs have: a result is told from others by it."""
+    places: dict[str, str] = {}
+    for job in jobs:
+        if job.request_id in places:
+            first = places[job.request_id]
+            raise UserError(
+                f"{job.place}: request_id {job.request_id[:60]!r} is that of {first} already (a job without one has its "
+                "number from 0): give each its own"
+            )
+        places[job.request_id] = job.place
+
+
 def _check_sudoku(job: JobConfig, name: str) -> None:
     """Refuse a puzzle that is none, before a model is loaded for it."""
     if job.sudoku is not None:
@@ -65,19 +84,22 @@ def _check_sudoku(job: JobConfig, name: str) -> None:
             raise UserError(f"{name}: {error}") from None
 
 
-def _from(flag: str, config: InferConfig, options: Options) -> Iterable[JobConfig]:
+def _from(flag: str, config: InferConfig, options: Options) -> Iterable[tuple[JobConfig, str]]:
+    """Jobs, each with the place it was written at."""
+    given = options.given.get(flag, [])
     if flag == "--prompt":
-        return [_job(config, prompt) for prompt in options.given[flag]]
+        named = [flag if len(given) == 1 else f"{flag} {number}" for number in range(1, len(given) + 1)]
+        return [(_job(config, unicode(prompt, name)), name) for prompt, name in zip(given, named, strict=True)]
     if flag == "--prompt-file":
-        return [_job(config, _text(name)) for name in options.given[flag]]
+        return [(_job(config, _text(name)), name) for name in given]
     if flag == "--input":
         return _lines(config, str(options.value(flag)))
     if config.job or sys.stdin is None or sys.stdin.isatty():
-        return config.job
-    prompt = sys.stdin.read().removesuffix("\n")
+        return [(job, f"job {number}") for number, job in enumerate(config.job)]
+    prompt = _text("-")
     if not prompt:
         raise UserError("standard input is empty, and neither --prompt nor a config with [[job]] was given")
-    return [_job(config, prompt)]
+    return [(_job(config, prompt), "standard input")]
 
 
 def _job(config: InferConfig, prompt: str) -> JobConfig:
@@ -86,16 +108,16 @@ def _job(config: InferConfig, prompt: str) -> JobConfig:
 
 def _text(name: str) -> str:
     """A prompt file, without the line end that editors put last. `-` is standard input."""
+    if name == "-":
+        return unicode(standard_input().read(), "standard input").removesuffix("\n")
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
-    except OSError as error:
-        raise UserError(f"{name}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name}: is no UTF-8 text: {error.reason} at byte {error.start}") from None
-    return text.removesuffix("\n")
+        text = Path(name).read_text("utf-8", "surrogateescape")
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise UserError(f"{name[:80]}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return unicode(text, name).removesuffix("\n")
 
 
-def _lines(config: InferConfig, name: str) -> Iterator[JobConfig]:
+def _lines(config: InferConfig, name: str) -> Iterator[tuple[JobConfig, str]]:
     """One job a line: a string, or an object with the keys of [[job]]; its sampler lies over the shared one."""
     shared = {"model": config.model.model_dump(), "sampler": config.sampler.model_dump()}
     for number, line in enumerate(_text(name).split("\n"), start=1):
@@ -106,14 +128,18 @@ def _lines(config: InferConfig, name: str) -> Iterator[JobConfig]:
             entry: Any = json.loads(line)
         except json.JSONDecodeError as error:
             raise UserError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from None
+        except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a thousand brackets
+            raise UserError(f"{where}: cannot be read as JSON: {error}") from None
         entry = {"prompt": entry} if isinstance(entry, str) else entry
         if not isinstance(entry, dict):
             raise UserError(
                 f'{where}: expected a string or an object such as {{"prompt": "…"}}, not {line.strip()[:40]}'
             )
+        if isinstance(entry.get("prompt"), str):
+            entry["prompt"] = unicode(entry["prompt"], where)
         if isinstance(entry.get("request_id"), int):
             entry["request_id"] = str(entry["request_id"])
         for section, values in shared.items():
             own = entry.get(section, {})
             entry[section] = {**values, **own} if isinstance(own, dict) else own
-        yield check(JobConfig, entry, where)
+        yield check(JobConfig, entry, where), where

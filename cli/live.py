@@ -96,6 +96,8 @@ class View:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.live:
+            if kind is not None and issubclass(kind, KeyboardInterrupt):
+                self.live.transient = False  # the last picture stays
             self.live.stop()
 
     @property

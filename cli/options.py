@@ -1,9 +1,9 @@
 """A command line: config files, dotted overrides and a few plain flags. Knows no config's meaning and no algorithm."""
 
-import os
+import json
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
@@ -11,17 +11,21 @@ from pydantic import BaseModel
 
 from dlm.config import COMMAND_LINE, load, nearest, to_toml
 from dlm.errors import UserError
-from dlm.fields import Field, fields, members
+from dlm.fields import Field, fields, holds_strings, members
+
+from . import streams
+from .streams import unicode
+from .threads import settle_threads
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """A plain option. With a `metavar` it takes a value; with `sets` it is short for an override, and takes none."""
+    """A plain option. With a `metavar` it takes a value; with `sets` it is short for an override."""
 
     name: str
     help: str
     metavar: str = ""
-    sets: str = ""  # dotted key that becomes true
+    sets: str = ""  # dotted key that gets the value, or becomes true
     repeatable: bool = False
 
 
@@ -35,6 +39,16 @@ class Options:
 
     def value(self, flag: str) -> str | None:
         return self.given[flag][-1] if flag in self.given else None
+
+
+def model_flag(key: str, meaning: str = "The model") -> Flag:
+    """`--model NAME` of a command that loads a model, short for its own key."""
+    return Flag(
+        name="--model",
+        metavar="NAME",
+        sets=key,
+        help=f"{meaning}: a bundled model (pico, sudoku), a folder, or a hub id. Short for --{key}.",
+    )
 
 
 COMMON_FLAGS = (
@@ -56,17 +70,7 @@ class Command:
 
     def run(self, work: Callable[..., None], argv: Sequence[str] | None = None) -> int:
         """Parse, answer --help and its like, else call `work(config, options)`. Returns the exit status."""
-        try:
-            self._run(work, sys.argv[1:] if argv is None else argv)
-        except UserError as error:
-            print(f"{self.name}: {error}", file=sys.stderr)
-            return 2
-        except KeyboardInterrupt:
-            return 130
-        except BrokenPipeError:  # the reader (head, less) has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
-        return 0
+        return streams.run(self.name, lambda: self._run(work, sys.argv[1:] if argv is None else argv))
 
     def _run(self, work: Callable[..., None], argv: Sequence[str]) -> None:
         options = self.parse(argv)
@@ -81,6 +85,7 @@ class Command:
         config = load(self.config, options.files, options.overrides)
         if "--print-config" in options.given:
             return print(to_toml(config).rstrip())
+        settle_threads()
         work(config, options)
 
     def parse(self, argv: Sequence[str]) -> Options:
@@ -99,7 +104,10 @@ class Command:
                 off = f"--{key}" != name
                 if field.is_flag and (off or (not equals and (not words or words[0] not in ("true", "false")))):
                     text, equals = str(not off).lower(), "="
-                options.overrides[key] = text if equals else _next(name, words)
+                text = text if equals else _next(name, words)
+                if not equals and holds_strings(field.annotation) and words and not words[0].startswith("--"):
+                    text = json.dumps([text, *_until_option(words)])  # what a shell makes of --data.paths *.txt
+                options.overrides[key] = unicode(text, f"{COMMAND_LINE}: --{key}")
         return options
 
     def _field(self, name: str, flags: Mapping[str, Flag]) -> tuple[str, Field]:
@@ -114,6 +122,10 @@ class Command:
         for parent, entry in known.items():
             if key.startswith(f"{parent}.") and dict in [get_origin(member) for member in members(entry.annotation)]:
                 return key, Field(key=key, annotation=Any, default=None, description="")  # a free-form table's own key
+        inside = [f"--{entry}" for entry in known if entry.startswith(f"{key}.")]
+        if inside:
+            shown = ", ".join(inside[:4]) + (", …" if len(inside) > 4 else "")
+            raise UserError(f"{COMMAND_LINE}: {name} is a section: its options are {shown} (see {self.name} --help)")
         twins = [f"--{entry}" for entry in known if entry.rpartition(".")[2] == leaf]
         near = (
             nearest(name, [*flags, *(f"--{entry}" for entry in known)])
@@ -132,10 +144,16 @@ def _take(flag: Flag, text: str | None, words: deque[str], options: Options) -> 
     elif text is not None:
         raise UserError(f"{COMMAND_LINE}: {flag.name} takes no value, {text!r} was given")
     if flag.sets:
-        options.overrides[flag.sets] = "true"
+        options.overrides[flag.sets] = "true" if text is None else text
     if flag.name in options.given and flag.metavar and not flag.repeatable:
         raise UserError(f"{COMMAND_LINE}: {flag.name} is given twice")
     options.given.setdefault(flag.name, []).append(text or "")
+
+
+def _until_option(words: deque[str]) -> Iterator[str]:
+    """The words before the next option."""
+    while words and not words[0].startswith("--"):
+        yield words.popleft()
 
 
 def _next(name: str, words: deque[str]) -> str:

@@ -8,13 +8,14 @@ from dlm.config import nearest
 from dlm.prepare.config import TrajectoriesConfig
 from dlm.training.config import TrainConfig
 
-from .options import Command, Options
+from .options import Command, Options, model_flag
 
 TRAJECTORIES = Command(
     name="dlm-prepare trajectories",
     summary="Let a teacher decode prompts, or decide in which order it would have written given answers, and keep the "
     "traces in trajectories.store, which data.source = traces trains on. Stopped or killed, it goes on where it was.",
     config=TrajectoriesConfig,
+    flags=(model_flag("model.name", "The teacher"),),
 )
 
 ANCHORS = Command(
@@ -22,6 +23,7 @@ ANCHORS = Command(
     summary="Run the teacher of [align] over the sequences a training config will see, and keep its states in "
     "align.anchors. Stopped or killed, it goes on where it was.",
     config=TrainConfig,
+    flags=(model_flag("align.teacher", "The teacher"),),
 )
 
 

@@ -1,7 +1,6 @@
 """`dlm-replay`: show a stored trace again, step by step; check or fork it with its model. Knows no algorithm."""
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
 
-from .trace import Parser, add_common, run
+from .streams import run, to_json
+from .threads import settle_threads
+from .trace import Parser, add_common
 
 if TYPE_CHECKING:
     from dlm.trace.trace import Trace
@@ -38,15 +39,31 @@ def _parser() -> Parser:
         help="print the canvas after every step, or after steps A to B",
     )
     add("--animate", action="store_true", help="show the steps live in the terminal")
-    add("--delay", type=float, default=0.08, metavar="SECONDS", help="with --animate: time a step is shown (0.08)")
-    add("--html", metavar="FILE", help="write a page to look at: one file that needs nothing else")
+    add("--delay", type=_delay, default=0.08, metavar="SECONDS", help="with --animate: time a step is shown (0.08)")
+    add(
+        "--html",
+        metavar="FILE",
+        help="write a page of it (with --fork-at: of the child): one file that needs nothing else",
+    )
     add("--verify", action="store_true", help="run the model again, and compare every step")
     add("--fork-at", type=int, metavar="K", help="run on from step K with other settings; stores the child")
     add("--as", dest="name", metavar="ID", help="with --fork-at: the child's id")
+    add("--overwrite", action="store_true", help="with --as: replace a trace of that id")
     add("--model", help="with --verify and --fork-at: the model, where it is not where it was")
     add("--device", default="auto", help="with --verify and --fork-at: where to run (auto)")
     add("--version", action="store_true", help="print the version, and stop")
     return parser
+
+
+def _delay(text: str) -> float:
+    """Seconds that a step is shown, for argparse."""
+    try:
+        delay = float(text)
+    except ValueError:
+        delay = -1.0
+    if not 0 <= delay <= 60:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r}: give seconds from 0 to 60")
+    return delay
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,8 +94,9 @@ def _main(argv: Sequence[str] | None) -> int:
         trace.check()
         if trace.pieces is None:
             trace.pieces = _pieces(trace)
+    settle_threads()
     if options.verify:
-        return _verify(trace, options)
+        return _verify(path, trace, options)
     if options.fork_at is not None:
         return _fork(path, trace, options, rest)
     _show(trace, options)
@@ -87,23 +105,27 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _show(trace: "Trace", options: argparse.Namespace) -> None:
     if options.html is not None:
-        from dlm.trace.view import write
-
-        write(Path(options.html), trace)
-        print(f"{options.html}: open it in a browser", file=sys.stderr)
+        _page(Path(options.html), trace)
         return
     if options.animate:
         _animate(trace, options.delay)
         return
     wanted = None if options.steps is None else _range(options.steps, trace.num_steps)
     if options.json:
-        print(json.dumps(_told(trace, wanted), ensure_ascii=False))
+        print(to_json(_told(trace, wanted)))
     elif wanted is None:
         print(trace.text())
     else:
         for k in wanted:
             _heading(trace, k)
             print(trace.text(k), end="\n\n")
+
+
+def _page(path: Path, trace: "Trace") -> None:
+    from dlm.trace.view import write
+
+    write(path, trace)
+    print(f"{path}: open it in a browser", file=sys.stderr)
 
 
 def _heading(trace: "Trace", k: int) -> None:
@@ -163,13 +185,18 @@ def _animate(trace: "Trace", delay: float) -> None:
             live.update(frame(k), refresh=console.is_terminal or k == trace.num_steps)
 
 
-def _verify(trace: "Trace", options: argparse.Namespace) -> int:
+def _verify(path: Path, trace: "Trace", options: argparse.Namespace) -> int:
     """Run the model again. Exit status 1 where it does something else."""
     lm = _model(trace, options)
     from dlm import replay  # type: ignore[attr-defined]
+    from dlm.trace.reader import TraceReader
 
-    report = replay.verify(lm, trace)
-    print(json.dumps(report.to_dict()) if options.json else report)
+    if "parent" in trace.own:
+        with TraceReader(path) as store:
+            report = replay.verify(lm, trace, parents=store)
+    else:
+        report = replay.verify(lm, trace)
+    print(to_json(report.to_dict()) if options.json else report)
     return 0 if report.identical else 1
 
 
@@ -177,15 +204,28 @@ def _fork(path: Path, trace: "Trace", options: argparse.Namespace, rest: list[st
     """Run on from a step with other settings, and store the child."""
     if not 0 <= options.fork_at <= trace.num_steps:
         raise UserError(f"--fork-at {options.fork_at}: the trace has steps 0 to {trace.num_steps}")
-    settings, lm = _settings(rest), _model(trace, options)
-    from dlm import replay  # type: ignore[attr-defined]
+    settings = _settings(rest)
     from dlm.trace.store import TraceStore
 
-    child = replay.fork(lm, trace, step=options.fork_at, request_id=options.name, **settings)
     with TraceStore(path) as store:
-        store.put(child)
-    child.pieces = trace.pieces
-    print(json.dumps(_told(child, None), ensure_ascii=False) if options.json else child.text())
+        if options.name is not None and options.name in store and not options.overwrite:
+            raise UserError(
+                f"--as {options.name[:60]!r}: {path} has a trace of this id: give another id, or replace it with --overwrite"
+            )
+    lm = _model(trace, options)
+    from dlm import replay  # type: ignore[attr-defined]
+
+    child = replay.fork(lm, trace, step=options.fork_at, request_id=options.name, **settings)
+    tokenizer = child.meta.get("tokenizer")
+    with TraceStore(path) as store:
+        if child.pieces is not None and isinstance(tokenizer, str):
+            store.add_pieces(tokenizer, child.pieces)
+        store.put(child, overwrite=options.overwrite)
+    if child.pieces is None:
+        child.pieces = trace.pieces
+    if options.html is not None:
+        _page(Path(options.html), child)
+    print(to_json(_told(child, None)) if options.json else child.text())
     print(f"stored as {child.request_id}", file=sys.stderr)
     return 0
 
@@ -235,7 +275,7 @@ def _pieces(trace: "Trace") -> Any:
 
 
 def _is_range(text: str) -> bool:
-    return re.fullmatch(r"-?\d+|-?\d*:-?\d*", text) is not None
+    return re.fullmatch(r"-?\d{1,18}|(-?\d{1,18})?:(-?\d{1,18})?", text) is not None
 
 
 def _range(text: str, last: int) -> range:

@@ -1,10 +1,12 @@
 """How results reach the user: live view, text with a summary line, or JSON lines. Knows neither models nor sampling."""
 
 import json
+import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from dlm.inference.config import JobConfig, ModelSection, OutputConfig
 from dlm.trace.config import TraceConfig
 
 from .live import Canvas, View, console_for, draw_sudoku, draw_text
+from .streams import to_json
 
 if TYPE_CHECKING:
     from dlm import LM, Generation, TraceStore
@@ -35,15 +38,30 @@ def _load(**section: Any) -> "LM":
 
 
 @contextmanager
-def recording(config: TraceConfig) -> "Iterator[TraceStore | None]":
-    """The store of [trace], if traces are to be kept; all of them are on the disk at the end."""
+def recording(config: TraceConfig, names: Sequence[str] = ()) -> "Iterator[TraceStore | None]":
+    """The store of [trace], if traces are to be kept; all of them are on the disk at the end.
+
+    Raises UserError if one of the ids `names` is taken.
+    """
     if not config.enabled:
         yield None
         return
     from dlm.trace.store import TraceStore
 
     with TraceStore.of(config) as store:
+        if not config.overwrite:
+            _refuse_taken(store, names)
         yield store
+
+
+def _refuse_taken(store: "TraceStore", names: Sequence[str]) -> None:
+    """Tell of used ids before a model is loaded, and long before its work is done."""
+    for name in filter(store.wants, names):
+        if name in store:
+            raise UserError(
+                f"request_id {name[:60]!r}: {store.path} has a trace of this id: give another request_id, or replace it "
+                "with --trace.overwrite (overwrite = true in [trace])"
+            )
 
 
 class Printer:
@@ -60,16 +78,39 @@ class Printer:
     def __enter__(self) -> "Printer":
         if self.file is not None:
             try:
-                self.sink = Path(self.file).open("w", encoding="utf-8")
-            except OSError as error:
-                raise UserError(f"{self.file}: cannot be written: {error.strerror}") from None
+                # What it holds is lost when the first result comes, not by a mistake before it.
+                self.sink = Path(self.file).open("a", encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise self._unwritable(error) from None
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.sink is not None:
-            self.sink.close()
+            if error[0] is None and not self.written:
+                self._empty()
+            with suppress(OSError):  # of a full disk: it was told when a result was not written
+                self.sink.close()
             if not self.output.quiet:
                 print(f"{self.file}: {self.written} results", file=sys.stderr)
+
+    def _empty(self) -> None:
+        assert self.sink is not None
+        if stat.S_ISREG(os.fstat(self.sink.fileno()).st_mode):  # a device or a pipe has nothing to lose
+            self.sink.truncate(0)
+
+    def _write(self, line: str) -> None:
+        """One more line of --output."""
+        assert self.sink is not None
+        try:
+            if not self.written:
+                self._empty()
+            print(line, file=self.sink, flush=True)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError | ValueError) -> UserError:
+        before = f"; {self.written} results were written before" if self.written else ""
+        return UserError(f"{self.file}: cannot be written: {getattr(error, 'strerror', None) or error}{before}")
 
     @property
     def speaks(self) -> bool:
@@ -96,15 +137,52 @@ class Printer:
             yield view
         self.seconds = view.seconds
 
-    def show(self, lm: "LM", job: JobConfig, result: "Generation") -> None:
-        """Print one result in the form that was asked for."""
-        self.written += 1
+    def show(self, lm: "LM", job: JobConfig, result: "Generation", said: str | None = None) -> None:
+        """Print one result in the form that was asked for.
+
+        JSON names the prompt it answers: the job's own text or puzzle or, of a conversation, what the user `said` last.
+        """
         if self.sink is not None or self.output.json_lines:
-            print(json.dumps(result.to_dict(), ensure_ascii=False), file=self.sink or sys.stdout, flush=True)
+            line = {"prompt": (job.prompt if job.sudoku is None else job.sudoku) if said is None else said}
+            line |= result.to_dict()
+            if self.sink is not None:
+                self._write(json.dumps(line, ensure_ascii=False))
+            else:
+                print(to_json(line), flush=True)
         elif self.output.quiet:
-            print(result.text)
+            print(result.text, flush=True)
         else:
             self._show(lm, job, result)
+        self.written += 1
+
+    def interrupted(
+        self, lm: "LM", batch: Sequence[JobConfig], results: "Sequence[Generation]", said: str | None = None
+    ) -> None:
+        """Show what Ctrl-C left of a batch: finished results as always, others marked, and say what is kept."""
+        jobs = {name: job for job in batch for name in names_of(job)}
+        undone = [result for result in results if result.finish_reason == "interrupted"]
+        for result in results:
+            if result in undone and self.sink is not None:
+                continue  # a file holds whole results
+            if result in undone and self.speaks:
+                self._partly(result)
+            else:
+                self.show(lm, jobs[result.request_id], result, said)
+        whole = self.written - (0 if self.sink is not None or self.speaks else len(undone))
+        words = f"interrupted; whole results: {whole}"
+        if undone and self.sink is None:
+            words += f"; unfinished: {len(undone)}" + (
+                ' (finish_reason "interrupted")' if self.output.json_lines else ""
+            )
+        if self.store is not None:
+            words += f"; {self.store.path} keeps the traces of whole ones only"
+        print(words, file=sys.stderr)
+
+    def _partly(self, result: "Generation") -> None:
+        """An unfinished text; on a terminal with a live view its last picture is still there."""
+        if not (self.shows_steps and self.console.is_terminal):
+            self.console.print(Text(result.text))
+        self.console.print(Text(f"unfinished: interrupted after {result.nfe} NFE; ░ was not decided yet\n", "dim"))
 
     def _show(self, lm: "LM", job: JobConfig, result: "Generation") -> None:
         if job.title:
@@ -116,11 +194,26 @@ class Printer:
         else:
             self.console.print(Text(result.text))
         speed = len(result.tokens) / max(self.seconds, 1e-9)
-        facts = (
-            f"{len(result.tokens)} generated tokens · {result.nfe} NFE · {result.tpf:.2f} TPF · {speed:,.0f} tokens/s"
-        )
+        work = f"{len(result.tokens)} generated tokens · {result.nfe} NFE · {result.tpf:.2f} TPF"
+        facts = f"{work}{_threads(lm)} · {speed:,.0f} tokens/s"
         recorded = "" if self.store is None else f"\nrecorded: dlm-replay {result.request_id}"
         self.console.print(Text(f"{facts}{recorded}\n", "dim"))
+
+
+def _threads(lm: "LM") -> str:
+    """How many threads compute, and whose kernels; nothing for a model that is not on a CPU."""
+    device = getattr(lm, "device", None)  # a stand-in for a model has none
+    if device is None or device.type != "cpu":
+        return ""
+    from dlm.kernels.dispatch import described
+
+    return f" · {described(lm.dtype)}"
+
+
+def names_of(job: JobConfig) -> list[str]:
+    """The request ids of a job's samples."""
+    count = job.sampler.num_samples
+    return [job.request_id] if count == 1 else [f"{job.request_id}/{number}" for number in range(count)]
 
 
 def has_text(result: "Generation") -> bool:

@@ -2,12 +2,13 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlm.errors import UserError
+
+from .streams import run, to_json
 
 if TYPE_CHECKING:
     from dlm.trace.store import TraceStore
@@ -45,24 +46,23 @@ class Parser(argparse.ArgumentParser):
         return found
 
 
-def run(name: str, work: Callable[[], int]) -> int:
-    """Do the work; mistakes become one message on standard error and exit status 2."""
-    try:
-        return work()
-    except UserError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-
-
 def add_common(parser: argparse.ArgumentParser) -> None:
     """What both commands that read a store take."""
     parser.add_argument("--store", metavar="FILE", help="the trace store (default: DLM_TRACES, else runs/traces.db)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def count(text: str) -> int:
+    """A number of things, for argparse: 0 to 2**53."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 17 else -1
+    if not 0 <= number <= 2**53:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text[:60]!r} is no number from 0 to {2**53}")
+    return number
+
+
+def _kept(text: str) -> int | str:
+    """What `gc` keeps: a number of traces, or an age as it is."""
+    return count(text) if text.isdigit() else text
 
 
 def open_store(path: str | None, **options: Any) -> "TraceStore":
@@ -86,7 +86,7 @@ def _parser() -> Parser:
     ls = command("ls", "list traces, newest first")
     ls.add_argument("--model", help="only of this model")
     ls.add_argument("--since", metavar="TIME", help="only stored since: an ISO date, or an age such as 7d")
-    ls.add_argument("-n", type=int, default=None, metavar="N", help="the newest N only")
+    ls.add_argument("-n", type=count, default=None, metavar="N", help="the newest N only")
     show = command("show", "print what is known of one trace")
     show.add_argument("id", help="request id")
     diff = command("diff", "compare two traces step by step; exit status 1 where they differ")
@@ -95,22 +95,26 @@ def _parser() -> Parser:
     diff.add_argument("--html", metavar="FILE", help="write a page that shows both")
     export = command("export", "write traces as Parquet, going on where an earlier export stopped")
     export.add_argument("url", help="folder, or any fsspec URL: s3://bucket/traces")
-    export.add_argument("--rows", type=int, default=None, metavar="N", help="traces a file holds at most")
+    export.add_argument("--rows", type=count, default=None, metavar="N", help="traces a file holds at most")
     take = command("import", "take in exported Parquet, or d3LLM-style JSON lines")
     take.add_argument("url", help="file, folder, or any fsspec URL")
-    take.add_argument("--mask-id", type=int, help="id of the mask, for JSON lines that do not say")
+    take.add_argument("--mask-id", type=count, help="id of the mask, for JSON lines that do not say")
     take.add_argument("--overwrite", action="store_true", help="replace traces of the same id")
     command("fsck", "read everything and report what is damaged; exit status 1 if anything is")
     gc = command("gc", "delete old traces")
     gc.add_argument(
-        "--keep", required=True, metavar="N|AGE", help="the newest N traces, or those younger than, say, 30d"
+        "--keep",
+        type=_kept,
+        required=True,
+        metavar="N|AGE",
+        help="the newest N traces, or those younger than, say, 30d",
     )
     redact = command("redact", "take prompts out of traces, for good")
     redact.add_argument("id", nargs="*", help="request ids")
     redact.add_argument("--all", action="store_true", help="of every trace")
     redact.add_argument("--hash", action="store_true", help="leave a hash, by which equal prompts are known")
     train = command("train-dict", "learn a compression dictionary from the store's traces, and use it from now on")
-    train.add_argument("--size", type=int, default=None, metavar="BYTES", help="size of the dictionary")
+    train.add_argument("--size", type=count, default=None, metavar="BYTES", help="size of the dictionary")
     train.add_argument("--recompress", action="store_true", help="rewrite what is stored with it, too")
     command("stats", "print counts and sizes")
     return parser
@@ -143,26 +147,27 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _ls(store: "TraceStore", options: argparse.Namespace) -> None:
-    from dlm.trace.times import moment
+    from dlm.trace.times import iso, moment
 
     wanted = {"model": options.model, "since": options.since}
     rows = store.find(**wanted, newest=options.n if options.n is not None else 2**31)
     if options.json:
         for row in rows:
-            print(json.dumps(row._asdict(), ensure_ascii=False))
+            facts = {"request_id": row.request_id, "stored": iso(row.at), "context": row.context, "bytes": row.size}
+            print(to_json(facts))
         return
     for row in rows:
         print(f"{moment(row.at)}  {row.size:>8,} B  {_line(row.request_id)}")
 
 
 def _show(store: "TraceStore", options: argparse.Namespace) -> None:
-    from dlm.trace.times import moment
+    from dlm.trace.times import iso, moment
 
     trace = store[options.id]
     trace.check()
     facts = {
         "request_id": trace.request_id,
-        "stored": moment(trace.at),
+        "stored": iso(trace.at) if options.json else moment(trace.at),
         "tokens": trace.length,
         "prompt": trace.prompt_length,
         "steps": trace.num_steps,
@@ -173,7 +178,7 @@ def _show(store: "TraceStore", options: argparse.Namespace) -> None:
         **trace.meta,
     }
     if options.json:
-        print(json.dumps(facts, ensure_ascii=False))
+        print(to_json(facts))
         return
     for name, value in facts.items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -193,7 +198,7 @@ def _diff(store: "TraceStore", options: argparse.Namespace) -> int:
         write(Path(options.html), a, b)
     if options.json:
         first = None if found.first is None else vars(found.first)
-        print(json.dumps({"identical": found.identical, "first": first, "counts": found.counts, "facts": found.facts}))
+        print(to_json({"identical": found.identical, "first": first, "counts": found.counts, "facts": found.facts}))
     else:
         print(found)
     return 0 if found.identical else 1
@@ -239,11 +244,21 @@ def _train_dict(store: "TraceStore", options: argparse.Namespace) -> None:
 
 def _stats(store: "TraceStore", options: argparse.Namespace) -> None:
     stats = store.stats()
-    _tell(options, stats, "\n".join(f"{name + ':':<24}{value}" for name, value in stats.items()))
+    text = stats | {name: "none" if stats[name] is None else _local(stats[name]) for name in ("first", "last")}
+    text["models"] = ", ".join(f"{_line(model)}: {count}" for model, count in stats["models"].items()) or "none"
+    text["dictionaries"] = ", ".join(map(str, stats["dictionaries"])) or "none"
+    _tell(options, stats, "\n".join(f"{name + ':':<24}{value}" for name, value in text.items()))
+
+
+def _local(time: str) -> str:
+    """A time in ISO 8601 as local time, as `ls` shows it."""
+    from datetime import datetime
+
+    return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _tell(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
-    print(json.dumps(facts, ensure_ascii=False) if options.json else text)
+    print(to_json(facts) if options.json else text)
 
 
 def _line(text: str) -> str:

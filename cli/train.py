@@ -2,18 +2,21 @@
 
 import json
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 
 from dlm.errors import UserError
 from dlm.training.config import TrainConfig
 
-from .options import Command, Flag, Options
+from .options import Command, Flag, Options, model_flag
 
 COMMAND = Command(
     name="dlm-train",
     summary="Train a diffusion language model on the data a config names. Stopped or killed, it resumes where it was.",
     config=TrainConfig,
     flags=(
+        model_flag("train.init_from", "Start from this model's weights"),
         Flag(
             name="--prepare",
             metavar="FOLDER",
@@ -44,21 +47,32 @@ def _work(config: TrainConfig, options: Options) -> None:
     else:
         import dlm
 
+        speaks = os.environ.get("RANK", "0") == "0"
+        if speaks and config.log.progress and config.tokenizer != config.train.tokenizer:
+            print(f"train.tokenizer is not set: taking that of {config.tokenizer}", file=sys.stderr, flush=True)
         result = dlm.train(config)
-        if result.stopped_by is None and os.environ.get("RANK", "0") == "0":
-            print(
-                f"{result.folder}: the model after {result.steps} steps; load it with dlm.load({str(result.folder)!r})"
-            )
+        if speaks and result.stopped_by is None:
+            folder = str(result.folder)
+            print(f"{folder}: the model after {result.steps} steps; load it with dlm.load({folder!r})")
+            if config.data.source != "sudoku":
+                print(f"try it: dlm-infer --model {shlex.quote(folder)} --prompt 'some text'", file=sys.stderr)
 
 
 def _prepare(config: TrainConfig, folder: str) -> None:
     from dlm.data.shards import prepare
     from dlm.data.tokenizer import load_tokenizer
+    from dlm.models.finding import find_tokenizer
 
-    if config.train.tokenizer is None:
-        raise UserError("--prepare needs train.tokenizer: the folder of the tokenizer (make one with dlm-tokenizer)")
-    tokenizer = load_tokenizer(config.train.tokenizer)
-    manifest = prepare(config.data, tokenizer, folder, config.train.length, config.train.seed)
+    t = config.train
+    name = config.tokenizer or t.init_from
+    if name is None:
+        raise UserError(
+            "--prepare needs train.tokenizer: a bundled model's (pico), a folder (dlm-tokenizer makes one) or a hub id"
+        )
+    tokenizer = load_tokenizer(find_tokenizer(name))
+    if t.init_from is not None and config.objective.masking != "causal":
+        tokenizer = tokenizer.with_mask()  # as training from an autoregressive model will see it
+    manifest = prepare(config.data, tokenizer, folder, t.length, t.seed)
     print(f"{folder}: {json.dumps(manifest['splits'])}")
 
 

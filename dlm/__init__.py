@@ -1,4 +1,4 @@
-"""Diffusion language models: load, generate, infill, train.
+"""Diffusion language models: load, generate, infill, score, train.
 
 Importing this costs no torch: every name and every room is fetched on first use.
 """
@@ -9,10 +9,12 @@ import lazy_loader
 
 if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from dlm.errors import UserError
+    from dlm.evaluation.score import score
     from dlm.inference.engine import Engine
     from dlm.inference.generation import generate, infill
     from dlm.inference.request import Generation
     from dlm.models.config import ModelConfig
+    from dlm.models.export import save
     from dlm.models.finding import available
     from dlm.models.lm import LM
     from dlm.models.loading import load
@@ -40,8 +42,9 @@ __getattr__, __dir__, _ = lazy_loader.attach(
     },
     submod_attrs={
         "errors": ["UserError"],
+        "evaluation.score": ["score"],
         "inference": ["Engine", "Generation", "generate", "infill"],
-        "models": ["LM", "ModelConfig", "Transformer", "available", "load"],
+        "models": ["LM", "ModelConfig", "Transformer", "available", "load", "save"],
         "trace": ["TraceStore"],
         "training": ["train"],
     },
@@ -49,9 +52,11 @@ __getattr__, __dir__, _ = lazy_loader.attach(
 
 __all__ = [
     "load",
+    "save",
     "available",
     "generate",
     "infill",
+    "score",
     "train",
     "Engine",
     "Generation",

@@ -63,6 +63,8 @@ def read(file: str | Path) -> dict[str, Any]:
         raise UserError(f"{file}: not valid TOML: {error}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not a text file (TOML is UTF-8): {error.reason} at byte {error.start}") from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a thousand brackets
+        raise UserError(f"{file}: cannot be read as TOML: {error}") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read as a config file: {error.strerror}") from None
 
@@ -113,7 +115,7 @@ def _dump(config: BaseModel) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
-        if value is not None or info.get_default(call_default_factory=True) is not None:
+        if value is not None or info.get_default(call_default_factory=True, validated_data=vars(config)) is not None:
             table[name] = plain(value)
     return table
 
@@ -166,6 +168,8 @@ def _explain(
     """One line a mistake, pydantic's several complaints about one value gathered."""
     gathered: dict[Key, list[ErrorDetails]] = {}
     for error in errors:
+        if error["type"] == "default_factory_not_called":  # it needs a value that another error is about
+            continue
         gathered.setdefault(_locate(error, data), []).append(error)
     # A value that a section inherits is complained of there too: the place where it was written is enough.
     written = {key: found for key, found in gathered.items() if key in sources}
@@ -230,5 +234,5 @@ def _words(error: ErrorDetails) -> str:
 def _show(value: Any) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."

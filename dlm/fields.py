@@ -44,11 +44,16 @@ def fields(cls: type[BaseModel], prefix: str = "", instance: BaseModel | None = 
 
     Defaults are those of `instance` where the section above gives one.
     """
+    defaults: dict[str, Any] = {}
     for name, info in cls.model_fields.items():
         key = f"{prefix}.{name}" if prefix else name
-        default = ... if info.is_required() else info.get_default(call_default_factory=True)
         if instance is not None:
             default = getattr(instance, name)
+        elif info.is_required():
+            default = ...
+        else:
+            default = info.get_default(call_default_factory=True, validated_data=defaults)
+        defaults[name] = default
         inner = sections(info.annotation)
         if not inner:
             yield Field(key=key, annotation=info.annotation, default=default, description=info.description or "")
@@ -130,9 +135,10 @@ def parse(text: str, annotation: Any) -> Any:
     """A command-line word as the TOML value it spells or, where the field wants that, as the bare string it is."""
     try:
         value = tomli.loads(f"value = {text}")["value"]
-    except tomli.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML; a number of 5,000 digits, a thousand brackets
         return text
-    if annotation is None or isinstance(value, str) or str not in members(annotation):
+    takes_text = str in members(annotation) or holds_strings(annotation)
+    if annotation is None or isinstance(value, str) or not takes_text:
         return value
     try:
         TypeAdapter(annotation).validate_python(prepare(value, annotation), strict=True)
@@ -142,10 +148,15 @@ def parse(text: str, annotation: Any) -> Any:
 
 
 def prepare(value: Any, annotation: Any) -> Any:
-    """What TOML cannot spell, made by type: tuples from lists, paths and enums from strings, None from "none"."""
+    """What TOML cannot spell, made by type: tuples from lists, paths and enums from strings, None from "none".
+
+    A string where only a list of strings can stand is a list of this one.
+    """
     alternatives = members(annotation)
     if value == NOTHING and types.NoneType in alternatives:
         return None
+    if isinstance(value, str) and holds_strings(annotation):
+        value = [value]
     for member in alternatives:
         kind = get_origin(member) or member
         if not isinstance(kind, type):
@@ -161,6 +172,20 @@ def prepare(value: Any, annotation: Any) -> Any:
         elif isinstance(value, str) and issubclass(kind, Enum):
             return next((option for option in kind if option.value == value), value)
     return value
+
+
+def holds_strings(annotation: Any) -> bool:
+    """Whether a value of this type is a list of strings, and nothing else."""
+    kinds = [member for member in members(annotation) if member is not types.NoneType]
+    return len(kinds) == 1 and get_origin(kinds[0]) in (list, tuple) and _is_text(_items(kinds[0]))
+
+
+def _is_text(annotation: Any) -> bool:
+    """Whether every value of this type is a string."""
+    return all(
+        member is str or (get_origin(member) is Literal and all(isinstance(v, str) for v in get_args(member)))
+        for member in members(annotation)
+    )
 
 
 def _prepare_field(cls: type[BaseModel], name: str, value: Any) -> Any:

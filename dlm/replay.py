@@ -1,21 +1,22 @@
 """A trace and its model: run again and compare, follow what was recorded, go on from a step. Stores nothing."""
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from secrets import token_hex
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
 from dlm.errors import UserError
-from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.engine import Engine
 from dlm.inference.recording import Recording, Store
-from dlm.inference.request import Generation
 from dlm.inference.sequence import Decision, Sequence
+from dlm.lineage import KEY, Parents, fork_step, lineage, settings_of, stretches
 from dlm.models.lm import LM, require_lm
+from dlm.trace.pieces import Pieces
 from dlm.trace.record import Recorder
 from dlm.trace.trace import ACCEPT, GIVEN, MASK, REJECT, REPLACE, SET, Trace
 
@@ -38,6 +39,13 @@ class Verification:
     """Logit of the re-run's best token there over its second: how near the two were to change places."""
     environment: dict[str, tuple[Any, Any]]
     """What was different, then and now: weights, dtype, device, versions."""
+    parent: str | None = None
+    """The trace it was forked from."""
+    shared_steps: int = 0
+    """Steps it shares with that one."""
+    shared_check: Literal["run again", "as recorded"] = "run again"
+    """How those were checked: run under the settings they were made with or, where these (or the weights) are not at
+    hand, only followed as they were recorded, to judge the steps after them."""
 
     @property
     def identical(self) -> bool:
@@ -47,7 +55,7 @@ class Verification:
         return {**asdict(self), "identical": self.identical}
 
     def __str__(self) -> str:
-        lines = [f"identical at {self.same_steps} of {self.num_steps} steps"]
+        lines = [f"identical at {self.same_steps} of {self.num_steps} steps{self._shared()}"]
         if not self.identical:
             near = "" if self.margin is None else f"; best over second there: {self.margin:.3g}"
             where = (
@@ -55,9 +63,18 @@ class Verification:
                 if self.position is None
                 else (f"position {self.position}: recorded {self.recorded}, now {self.actual}{near}")
             )
-            lines = [f"differs at step {self.same_steps}, {where}"]
+            lines = [f"differs at step {self.same_steps}, {where}{self._shared()}"]
         lines += [f"  {name}: {then} then, {now} now" for name, (then, now) in self.environment.items()]
         return "\n".join(lines)
+
+    def _shared(self) -> str:
+        """How the steps before the fork were checked; nothing for a trace that is no fork."""
+        if self.parent is None:
+            return ""
+        how = "run again under its settings"
+        if self.shared_check == "as recorded":
+            how = "only followed as recorded: its settings are not at hand, or other weights made them"
+        return f" (the first {self.shared_steps} are those of its parent {self.parent[:60]!r}, {how})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,34 +89,60 @@ class Forced:
         return float(np.nansum(self.log_probability))
 
 
-def verify(lm: LM, trace: Trace) -> Verification:
-    """Run the request again from its prompt, and find the first step that does something else."""
-    again, now = _run(lm, trace, keep=("topk",))
+def verify(lm: LM, trace: Trace, parents: Parents | None = None) -> Verification:
+    """Run the request again from its prompt, and find the first step that does something else.
+
+    The steps that a fork shares with its parent are run under the settings they were made with, which the fork keeps.
+    Forks of earlier versions do not: their parents are looked up among `parents` (a store, or a dict by id), and steps
+    whose settings are found nowhere are followed as recorded.
+    """
+    require_lm(lm, "verify()")
+    parts = stretches(trace, parents)
+    again, now = _run(lm, trace, parts[-1].start, parts[-1].settings, keep=("topk",))
     differences = {
         name: (trace.context.get(name), now.get(name))
         for name in ("weights", "dtype", "device", "threads", "versions", "tokenizer")
         if trace.context.get(name) != now.get(name)
     }
-    facts = {"request_id": trace.request_id, "num_steps": trace.num_steps, "environment": differences}
-    for k in range(1, min(trace.num_steps, again.num_steps) + 1):
+    facts: dict[str, Any] = {"request_id": trace.request_id, "num_steps": trace.num_steps, "environment": differences}
+    if "parent" in trace.own:
+        unknown = any(part.settings is None for part in parts)
+        facts |= {"parent": str(trace.own["parent"]), "shared_steps": fork_step(trace)}
+        facts |= {"shared_check": "as recorded" if unknown else "run again"}
+    for part in parts[:-1]:
+        if part.settings is not None:
+            before, _ = _run(lm, trace, part.start, part.settings, keep=("topk",), until=part.stop)
+            if (parted := _parting(trace, before, part.stop)) is not None:
+                return Verification(**parted, **facts)
+    if (parted := _parting(trace, again, trace.num_steps)) is not None:
+        return Verification(**parted, **facts)
+    ahead = again.num_steps != trace.num_steps
+    return Verification(same_steps=trace.num_steps - ahead, **facts)
+
+
+def _parting(trace: Trace, again: Trace, until: int) -> dict[str, Any] | None:
+    """Where a re-run's first `until` steps part from what was recorded; None where they do not."""
+    for k in range(1, min(until, again.num_steps) + 1):
         recorded, actual = trace.state(k)[: trace.length_at(k)], again.state(k)[: again.length_at(k)]
         shared = min(len(recorded), len(actual))
         unlike = np.flatnonzero(recorded[:shared] != actual[:shared])
         if len(unlike) or len(recorded) != len(actual):
             position = int(unlike[0]) if len(unlike) else shared
-            told = [int(c[position]) if position < len(c) else trace.mask_id for c in (recorded, actual)]
+            tokens = [int(c[position]) if position < len(c) else trace.mask_id for c in (recorded, actual)]
             margin = _margin(again, position, k - 1)
-            return Verification(
-                same_steps=k - 1, position=position, recorded=told[0], actual=told[1], margin=margin, **facts
-            )
-    same = min(trace.num_steps, again.num_steps)
-    ahead = again.num_steps != trace.num_steps
-    return Verification(same_steps=same - ahead, **facts)
+            return {
+                "same_steps": k - 1,
+                "position": position,
+                "recorded": tokens[0],
+                "actual": tokens[1],
+                "margin": margin,
+            }
+    return {"same_steps": again.num_steps} if again.num_steps < until else None
 
 
 def force(lm: LM, trace: Trace) -> Forced:
     """Follow the recorded order, and ask the model at each step how likely it found what was committed."""
-    again, _ = _run(lm, trace, upto=trace.num_steps, keep=("confidence",))
+    again, _ = _run(lm, trace, trace.num_steps, keep=("confidence",))
     log = np.full(trace.length, np.nan, np.float32)
     for event in again.events():
         if event.kind in (SET, REPLACE, ACCEPT) and event.confidence is not None:
@@ -119,7 +162,18 @@ def fork(lm: LM, trace: Trace, step: int, request_id: str | None = None, **setti
     if fixed:
         raise UserError(f"fork(): {fixed[0]} cannot change in the middle of a request")
     name = request_id or f"{trace.request_id[:200]}-{token_hex(4)}"
-    return _run(lm, trace, step, settings, name, {"parent": trace.request_id, "parent_step": step})[0]
+    child, _ = _run(lm, trace, step, settings, name=name, meta={"parent": trace.request_id, "parent_step": step})
+    child.own = {**child.own, KEY: lineage(trace, step, child)}
+    child.source = partial(_pieces, lm, trace)
+    return child
+
+
+def _pieces(lm: LM, parent: Trace, tokenizer: str) -> Pieces | None:
+    """What the tokens of a fork look like: as its parent's do, or from the model's own tokenizer."""
+    if parent.pieces is not None and parent.meta.get("tokenizer") == tokenizer:
+        return parent.pieces
+    own = lm.tokenizer
+    return Pieces.of_tokenizer(own.backend.to_str()) if own is not None and own.fingerprint == tokenizer else None
 
 
 class _Script:
@@ -130,6 +184,9 @@ class _Script:
         self.events: dict[int, list[Any]] = {}
         for event in trace.events():
             self.events.setdefault(event.step, []).append(event)
+
+    def leads(self, step: int) -> bool:
+        return step < self.upto
 
     def decision(self, seq: Sequence, proposed: Decision) -> Decision:
         if seq.step >= self.upto:
@@ -167,42 +224,32 @@ class _Once:
 def _run(
     lm: LM,
     trace: Trace,
-    upto: int = 0,
+    upto: int,
     settings: dict[str, Any] | None = None,
+    *,
     name: str | None = None,
     meta: dict[str, Any] | None = None,
     keep: tuple[str, ...] = (),
+    until: int | None = None,
 ) -> tuple[Trace, dict[str, Any]]:
-    """The request once more, the first `upto` steps as recorded; its trace, and what is told of this environment."""
+    """The request once more, the first `upto` steps as recorded, no further than `until`; and this environment's facts."""
     require_lm(lm, "replay")
     decoding = _decoding(lm, trace, name or trace.request_id, settings or {})
     store = _Once(keep or tuple(_kept(trace)), 4 if trace.topk_tokens is None else trace.topk_tokens.shape[1])
     engine = Engine(lm, **_engine(trace, decoding), trace=cast(Store, store))
     engine.submit(decoding, _Script(trace, upto), meta)
-    _drain(engine)
     assert store.made is not None and isinstance(engine.recording, Recording)
+    while engine.has_work and (until is None or store.made.num_steps < until):
+        for event in engine.step():
+            if event.error is not None:
+                raise UserError(f"request {event.request_id!r}: {event.error}")
     return store.made.trace(), engine.recording.common
-
-
-def _drain(engine: Engine) -> Generation:
-    for event in engine.stream():
-        if event.error is not None:
-            raise UserError(f"request {event.request_id!r}: {event.error}")
-        if event.result is not None:
-            return event.result
-    raise AssertionError("an engine ended without a result")
 
 
 def _decoding(lm: LM, trace: Trace, name: str, changes: dict[str, Any]) -> Decoding:
     """The request as it was asked for."""
-    sampler, own = trace.context.get("sampler"), trace.own
-    kind = trace.context.get("kind")
-    if not isinstance(sampler, dict) or kind not in ("generate", "infill"):
-        raise UserError(
-            f"trace {trace.request_id[:60]!r} does not say how it was sampled: only what the engine recorded can be run again"
-        )
-    known = {key: value for key, value in sampler.items() if key in SamplerConfig.model_fields}
-    asked = {**known, "seed": own.get("seed", 0), **changes}
+    # What was recorded before there was `allow_long` may be long.
+    asked, kind = {"allow_long": True, **settings_of(trace), **changes}, trace.context["kind"]
     start = trace.state(0)
     given = trace.first_step == GIVEN
     prompt = (
@@ -214,7 +261,7 @@ def _decoding(lm: LM, trace: Trace, name: str, changes: dict[str, Any]) -> Decod
         asked.pop("gen_length", None)
     make = infillings if kind == "infill" else continuations
     decoding = make(lm, [prompt], asked, where=f"trace {trace.request_id[:60]!r}", request_ids=[name])[0]
-    return replace(decoding, request=replace(decoding.request, sample=own.get("sample", 0)))
+    return replace(decoding, request=replace(decoding.request, sample=trace.own.get("sample", 0)))
 
 
 def _engine(trace: Trace, decoding: Decoding) -> dict[str, Any]:

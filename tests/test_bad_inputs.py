@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,9 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import infer, show, tokenizer, train
+from dlm.cli import export, infer, show, tokenizer, trace, train
+from dlm.trace.connection import APPLICATION, TABLES
 
-COMMANDS = {"dlm-infer": infer.main, "dlm-train": train.main, "dlm-tokenizer": tokenizer.main}
+COMMANDS = {
+    "dlm-infer": infer.main,
+    "dlm-train": train.main,
+    "dlm-tokenizer": tokenizer.main,
+    "dlm-export": export.main,
+    "dlm-trace": trace.main,
+}
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 
 
@@ -61,6 +69,19 @@ def without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
+def database(*statements: str) -> bytes:
+    """An SQLite file."""
+    sql = sqlite3.connect(":memory:")
+    for statement in statements:
+        sql.execute(statement)
+    content = sql.serialize()
+    sql.close()
+    return content
+
+
+STORE = database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user_version = 1")
+
+
 def written(name: str, content: str) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         (folder / name).write_text(content)
@@ -75,6 +96,7 @@ def elsewhere(folder: Path) -> None:
 
 def code(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text('{"a": 0}')
     (folder / "evil.py").write_text("raise SystemExit('code of a folder was run')")
     (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Tok", null]}}')
 
@@ -83,6 +105,15 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 MY = "dlm-infer --config my.toml"
 LOAD = "dlm-infer --model.name ./model --prompt x"
 TEXT = "dlm-tokenizer --config my.toml"
+TINY = "dlm-train --config my.toml"
+SMALL = """
+train = { steps = 4, batch_size = 2, length = 81, warmup_steps = 0, device = "cpu" }
+model = { hidden_size = 16, num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 2, head_dim = 8, intermediate_size = 24 }
+data = { source = "sudoku", sudoku_pool = 20 }
+eval = { sequences = 0 }
+checkpoint = { every = 0 }
+log = { progress = false }
+"""  # fmt: skip
 CASES = [
     case("config", "a misspelt key", MY, 'my.toml: unknown key "sampler.tresh', '"sampler.threshold"', files=config("[sampler]\ntreshold = 0.5")),
     case("config", "a misspelt section", MY, 'unknown key "sampl"; did you mean "sampler"?', files=config("[sampl]\nsteps = 4")),
@@ -98,7 +129,7 @@ CASES = [
     case("config", "an option without its value", "dlm-train --train.lr", "--train.lr needs a value"),
     case("config", "a stray word", "dlm-infer hello", 'unexpected word "hello"'),
     case("config", "two kinds of job in one", MY, "[job.0]", "both `prompt` and `sudoku`", files=config(f'[[job]]\nprompt = "x"\nsudoku = "{PUZZLE}"')),
-    case("config", "warm-up beyond the end", "dlm-train --train.steps 10", "train.warmup_steps = 50", "train.steps = 10"),
+    case("config", "warm-up beyond the end", "dlm-train --train.steps 10 --train.warmup_steps 50", "train.warmup_steps = 50", "train.steps = 10"),
     case("config", "a model without heads", "dlm-train --model.num_attention_heads 0", "model.num_attention_heads = 0: must be greater than 0"),
     case("config", "a vocabulary smaller than its bytes", "dlm-tokenizer --vocab_size 100", "vocab_size = 100: must be greater than or equal to 260"),
     case("data", "no such file", TEXT, "none.txt", files=config('[data]\nsource = "text"\npaths = ["none.txt"]')),
@@ -129,6 +160,69 @@ CASES = [
     case("prompt", "a hole of unknown length", "dlm-infer --model.name ./model --prompt 'a [MASK:x]'", "[MASK:x]"),
     case("prompt", "a Sudoku of 80 cells", MY, "job 0: sudoku has 80 cells", files=config(f'[model]\nname = "./model"\n[[job]]\nsudoku = "{PUZZLE[1:]}"')),
     case("prompt", "a Sudoku that breaks its rules", MY, "5 twice", files=config(f'[model]\nname = "./model"\n[[job]]\nsudoku = "55{PUZZLE[2:]}"')),
+    # features
+    case("prompt", "a range that falls", "dlm-infer --model.name ./model --prompt 'a [MASK:16-4]'", "[MASK:16-4]", "as in [MASK:4-16]"),
+    case("prompt", "a range from nothing", "dlm-infer --model.name ./model --prompt 'a [MASK:0-3]'", "[MASK:0-3]", "from 1 to"),
+    case("prompt", "a range beyond all bounds", "dlm-infer --model.name ./model --prompt 'a [MASK:1-100000]'", "[MASK:1-100000]", "from 1 to 65536"),
+    case("prompt", "a range without its end", "dlm-infer --model.name ./model --prompt 'a [MASK:4-]'", "[MASK:4-]"),
+    case("prompt", "an empty stop string", """dlm-infer --model.name ./model --prompt a --sampler.stop '""'""", 'sampler.stop = ""', "an empty string"),
+    case("prompt", "a stop string of a job that is a number", "dlm-infer --input in.jsonl", "in.jsonl line 1: sampler.stop", "expected a string or a list", files={"in.jsonl": '{"prompt": "x", "sampler": {"stop": [3]}}\n'}),
+    # exporting
+    case("export", "no target", "dlm-export ./model", "which model, and where to? dlm-export FOLDER --to OUT"),
+    case("export", "an unknown family", "dlm-export ./model --to out --family gpt", "--family: invalid choice: 'gpt'", "llada"),
+    case("export", "a family that cannot express the network", "dlm-export ./model --to out --family llama", "family = 'llama' cannot say shifted_logits = False", "leave family out"),
+    case("export", "a mixture's family for a dense network", "dlm-export ./model --to out --family llada_moe", "'llada_moe' is a mixture of experts, and this network is dense"),
+    case("export", "a block family for a network without blocks", "dlm-export ./model --to out --family sdar", "this model has no block_length", "convert(lm, 'block_causal', block_length=32)"),
+    case("export", "into the folder that is read", "dlm-export ./model --to model", "--to model is the folder that is read: give another"),
+    case("export", "into a folder of other files", "dlm-export ./model --to out", "out holds 'thesis.tex' and is no checkpoint", "--overwrite", files={"out/thesis.tex": ""}),
+    case("export", "into a file", "dlm-export ./model --to out", "out is a file: give a folder", files={"out": ""}),
+    case("export", "below a file", "dlm-export ./model --to out/model", "out/model cannot be written (", "give a folder that you may write to", files={"out": ""}),
+    case("export", "to a device", "dlm-export ./model --to /dev/full", "/dev/full is a file: give a folder"),
+    case("export", "a folder without a model", "dlm-export . --to out", "has no config.json, so it is not a checkpoint"),
+    case("export", "shards of no size", "dlm-export ./model --to out --max-shard-size 0", "--max-shard-size 0: a number of gigabytes above 0"),
+    # errors
+    case("prompt", "a prompt beyond the context", f"{LOAD} --prompt-file long.txt --sampler.gen_length 8".replace(" --prompt x", ""), "long.txt: has 3001 tokens", "gen_length = 8", "3009 positions", "made for 2048 positions", "--allow-long", files={"long.txt": "abc" * 1000 + "d"}),
+    case("prompt", "a generation beyond the context", f"{LOAD} --sampler.gen_length 4096", "--prompt: has 1 tokens; with gen_length = 4096 that is 4097 positions", "made for 2048"),
+    case("prompt", "a hole beyond the context", "dlm-infer --model.name ./model --prompt 'a [MASK:9999]'", "--prompt: has", "made for 2048 positions"),
+    case("config", "a billion tokens", f"{LOAD} --sampler.gen_length 1000000000", "gen_length = 1000000000", "1048576 tokens at most"),
+    case("config", "a billion steps", f"{LOAD} --sampler.steps 1000000000", "sampler.steps = 1000000000: must be less than or equal to 1048576"),
+    case("config", "a billion samples", f"{LOAD} --sampler.num_samples 1000000000", "sampler.num_samples = 1000000000: must be less than or equal to 65536"),
+    case("config", "an endless temperature", f"{LOAD} --sampler.temperature inf", "sampler.temperature", "finite number"),
+    case("prompt", "half a character", "dlm-infer --input in.jsonl", "in.jsonl line 2: is no Unicode text: character 1 is \\ud800", files={"in.jsonl": '"good"\n"x\\ud800"\n'}),
+    case("prompt", "half a character in an id", "dlm-infer --input in.jsonl", "in.jsonl line 1: request_id", "half of a surrogate pair", files={"in.jsonl": '{"prompt": "x", "request_id": "\\udfff"}\n'}),
+    case("prompt", "a prompt file that is no text", "dlm-infer --prompt-file a.txt", "a.txt: is no UTF-8 text: invalid start byte at byte 2 (0xff)", files={"a.txt": b"ab\xff"}),
+    case("prompt", "a request line nested without end", "dlm-infer --input in.jsonl", "in.jsonl line 1: cannot be read as JSON", files={"in.jsonl": "[" * 100_000}),
+    case("prompt", "a request id that two lines have", "dlm-infer --input in.jsonl", "in.jsonl line 2: request_id '7' is that of in.jsonl line 1", files={"in.jsonl": '{"prompt": "x", "request_id": 7}\n{"prompt": "y", "request_id": "7"}\n'}),
+    case("output", "a folder that is a file", "dlm-infer --prompt x --output my.toml/out.jsonl", "my.toml/out.jsonl: cannot be written: Not a directory", files=config("")),
+    case("output", "a store in a file", "dlm-infer --prompt x --trace --trace.store my.toml/t.db", "my.toml/t.db: its folder cannot be made", files=config("")),
+    # newcomers: one text file, few settings, adapters, folders
+    case("config", "adapter settings without a kind", "dlm-train --adapter.r 4", 'r = 4, but adapter.kind = "none" trains all weights: set adapter.kind = "lora" or "qlora"'),
+    case("config", "adapter settings of another kind", "dlm-train --adapter.kind lora --adapter.no-double_quant --train.init_from pico", 'adapter.kind = "lora" does not read it: set adapter.kind = "qlora"'),
+    case("data", "a tokenizer that is nowhere", "dlm-train --data.source text --data.paths a.txt --train.tokenizer pika", "no tokenizer 'pika'", "bundled models: pico, sudoku", "dlm-tokenizer makes", files={"a.txt": "some words " * 99}),
+    case("data", "one text too short for a sequence", "dlm-train --data.source text --data.paths a.txt --train.tokenizer pico --train.out run", "train split of data.source = 'text' holds 1 documents with", "not one sequence of length 256; add data, or lower the length (train.length)", files={"a.txt": "some words"}),
+    case("data", "one row, and nothing to hold out", "dlm-train --data.source jsonl --data.paths a.jsonl --train.tokenizer pico --train.length 8 --train.out run", "heldout split", "0 documents", "data.heldout_paths, or train without validation: eval.sequences = 0", files={"a.jsonl": json.dumps({"text": "some words " * 99})}),
+    case("data", "a tokenizer's folder that cannot be written to", "dlm-tokenizer --output a.txt/out", "output = a.txt/out: cannot be written to (Not a directory): choose another folder", files={"a.txt": ""}),
+    case("data", "shards in a folder that cannot be written to", "dlm-train --data.source text --data.paths a.txt --prepare a.txt/out", "--prepare a.txt/out: cannot be written to (Not a directory): choose another folder", files={"a.txt": ""}),
+    case("checkpoint", "a text for a model without a tokenizer", "dlm-infer --model ./model/. --prompt x", "model './model/.' has no tokenizer: put a tokenizer.json into its folder, or give token ids", edit=without("tokenizer.json")),
+    case("checkpoint", "training from a model without a tokenizer", "dlm-train --model ./model --data.source text --data.paths a.txt --train.out run", "train.init_from = './model' has no tokenizer.json, and text needs one", edit=without("tokenizer.json"), files={"a.txt": "some words"}),
+    # traces
+    case("trace", "no store", "dlm-trace ls --store t.db", "t.db: there is no trace store here"),
+    case("trace", "a text for a store", "dlm-trace ls --store t.db", "t.db: file is not a database", files={"t.db": "traces\n" * 99}),
+    case("trace", "another program's database", "dlm-trace fsck --store t.db", "t.db: an SQLite file, but no trace store", files={"t.db": database("CREATE TABLE mine (x)")}),
+    case("trace", "a store of the future", "dlm-trace ls --store t.db", "a trace store of version 7; this dlm reads up to 1", files={"t.db": database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user_version = 7")}),
+    case("trace", "tables with a flipped bit", "dlm-trace ls --store t.db", "its tables are not those of a trace store", files={"t.db": STORE.replace(b"at INTEGER", b"at INTEGES")}),
+    case("trace", "an empty store", "dlm-trace show first --store t.db", "none of this id; it is empty", files={"t.db": STORE}),
+    case("trace", "fewer than no traces to keep", "dlm-trace gc --keep -1 --store t.db", "keep = '-1': give a number of traces, or an age", files={"t.db": STORE}),
+    case("trace", "fewer than no traces to list", "dlm-trace ls -n -1 --store t.db", "newest = -1: must be at least 0", files={"t.db": STORE}),
+    case("trace", "too few traces to learn from", "dlm-trace train-dict --store t.db", "0 traces are too few to learn a dictionary from", files={"t.db": STORE}),
+    # checkpoints: the run folder and what training leaves in it
+    case("training", "the run folder is a file", "dlm-train --train.out my.toml", "train.out = 'my.toml': cannot write my.toml: File exists", "another train.out", files=config("")),
+    case("training", "the run folder lies in a file", "dlm-train --train.out my.toml/run", "train.out = 'my.toml/run': cannot write my.toml", "Not a directory", files=config("")),
+    case("training", "a learning rate that diverges", f"{TINY} --train.lr 1e30 --train.out run", "step 2: the loss is ", "gradient norm", "at learning rate", "Lower train.lr (now 1e+30)", "no checkpoint was written", files=config(SMALL)),
+    case("training", "checkpoints from before", f"{TINY} --train.out run", "run/checkpoints: no checkpoint is whole (step-00000004: written by an earlier version of dlm, in pickles", "train.resume = false", files={**config(SMALL), "run/checkpoints/step-00000004/custom_checkpoint_0.pkl": b"cos\nsystem\n(S'true'\ntR."}),
+    case("training", "a checkpoint without a manifest", f"{TINY} --train.out run", "(step-00000004: no manifest.json)", "Restore one from a copy", files={**config(SMALL), "run/checkpoints/step-00000004/state.json": b"{}"}),
+    case("training", "a manifest of something else", f"{TINY} --train.out run", "(step-00000004: manifest.json is not what was written)", files={**config(SMALL), "run/checkpoints/step-00000004/manifest.json": b'{"step": "four"}'}),
+    case("training", "a checkpoint that misses a file", f"{TINY} --train.out run", "(step-00000004: state.json is missing)", files={**config(SMALL), "run/checkpoints/step-00000004/manifest.json": b'{"format": 2, "step": 4, "files": {"state.json": {"size": 2, "blake2b": "00"}}}'}),
     # hostile: names, checkpoints, templates and sizes (tests/hostile has 229 more)
     case("checkpoint", "a misspelt local folder", "dlm-infer --model.name runs/typo --prompt x", "runs/typo", "no such folder; did you mean runs/typed?", files={"runs/typed/notes.txt": ""}),
     case("checkpoint", "a name that is neither a folder nor on the hub", "dlm-infer --model.name some/thing --prompt x", "no such folder in", "as a hub id it cannot be downloaded"),

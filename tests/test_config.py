@@ -191,6 +191,40 @@ def test_a_shared_mistake_is_told_once():
     assert str(error.value) == 'test: sampler.seed = "x": expected an integer'
 
 
+class Lists(Closed):
+    names: tuple[str, ...] = ()
+    kinds: tuple[Literal["a", "b"], ...] | None = None
+    mixed: Literal["all"] | tuple[int, ...] = "all"
+    steps: int = Field(100, ge=1)
+    tenth: int = Field(default_factory=lambda given: given["steps"] // 10, description="Of the steps.")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("names", "my.txt", ("my.txt",)),
+        ("names", "2024", ("2024",)),
+        ("names", '["a", "b"]', ("a", "b")),
+        ("kinds", "b", ("b",)),
+        ("kinds", "none", None),
+        ("mixed", "all", "all"),
+    ],
+)
+def test_a_string_stands_for_a_list_of_one(key, text, expected):
+    assert getattr(load(Lists, overrides={key: text}), key) == expected
+    assert check(Lists, {"names": "a"}, "test").names == ("a",)
+    with pytest.raises(UserError, match="kinds = .*expected a list"):
+        load(Lists, overrides={"kinds": "c"})
+
+
+def test_a_default_may_follow_another_field():
+    assert check(Lists, {"steps": 50}, "test").tenth == 5 and check(Lists, {"tenth": 7}, "test").tenth == 7
+    assert next(field.default for field in fields(Lists) if field.key == "tenth") == 10
+    with pytest.raises(UserError) as error:
+        check(Lists, {"steps": 0}, "test")
+    assert str(error.value) == "test: steps = 0: must be greater than or equal to 1"
+
+
 class Group(Closed):
     rate: float = 1.0
     decay: float = 0.0

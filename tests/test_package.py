@@ -19,9 +19,11 @@ PROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 def test_public_names():
     assert dlm.__all__ == [
         "load",
+        "save",
         "available",
         "generate",
         "infill",
+        "score",
         "train",
         "Engine",
         "Generation",
@@ -60,7 +62,7 @@ LIGHT_STARTS = [
     "import dlm.config, dlm.inference.config, dlm.data.config, dlm.training.config, dlm.models.config",
     *(
         f"from dlm.cli.{name} import main; main(['--help'])"
-        for name in ("infer", "train", "prepare", "tokenizer", "bench", "replay", "trace")
+        for name in ("infer", "train", "prepare", "tokenizer", "bench", "replay", "trace", "export")
     ),
     *(
         f"from dlm.cli.{name} import main; main(['--print-config'])"

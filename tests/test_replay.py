@@ -1,5 +1,8 @@
 """Recording by the engine, and what a trace and its model allow: verify, force, fork."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from dlm.errors import UserError
 from dlm.inference.decoding import continuations
 from dlm.inference.recording import listening
 from dlm.inference.reference import sample
+from dlm.trace import page
 from tests.inference.tiny import text_lm, tiny_lm
 
 MASK = 63
@@ -217,3 +221,137 @@ def test_what_cannot_be_run_again_says_so(store):
         recorder.step(np.array([1, 2, 3]))
     with pytest.raises(UserError, match="does not say how it was sampled"):
         dlm.replay.verify(lm, store["foreign"])
+
+
+def forkable(store, **settings):
+    """A model, and the trace "a" of sixteen steps in which chance decides."""
+    lm = tiny_lm(2, spread=0.1)
+    settings = {"gen_length": 16, "steps": 16, "temperature": 2.0, **settings}
+    dlm.generate(lm, [[1, 2]], trace=store, request_ids=["a"], **settings)
+    return lm, store["a"]
+
+
+def forked(lm, store, parent, step, name, **settings):
+    store.put(dlm.replay.fork(lm, store[parent], step=step, request_id=name, **settings)).result()
+    return store[name]
+
+
+CHANGES = {
+    "rule": {"rule": "random"},
+    "temperature": {"temperature": 0.5},
+    "seed": {"seed": 9},
+    "edits": {"edit_threshold": 0.02},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("step", [0, 1, 7, 16])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_fork_verifies_under_the_settings_of_each_part(store, change, step):
+    lm, _ = forkable(store)
+    child = forked(lm, store, "a", step, "b", **CHANGES[change])
+    if step < 16 and change != "nothing":
+        assert not np.array_equal(child.tokens, store["a"].tokens)
+    report = dlm.replay.verify(lm, child)
+    assert report.identical and report.same_steps == child.num_steps, str(report)
+    assert (report.parent, report.shared_steps, report.shared_check) == ("a", step, "run again")
+    assert str(report).startswith(f"identical at {child.num_steps} of {child.num_steps} steps (the first {step} are")
+
+
+@pytest.mark.parametrize(("first", "second"), [(4, 9), (9, 4), (6, 6), (0, 16), (16, 0)])
+def test_a_fork_of_a_fork_verifies(store, first, second):
+    lm, _ = forkable(store)
+    forked(lm, store, "a", first, "b", temperature=0.5, seed=3)
+    child = forked(lm, store, "b", min(second, store["b"].num_steps), "c", rule="margin", seed=4)
+    report = dlm.replay.verify(lm, child)
+    assert report.identical and report.parent == "b" and report.shared_check == "run again", str(report)
+
+
+def spoil(trace, step):
+    """The trace with another token where `step` committed one."""
+    position = int(np.flatnonzero(trace.first_step == step)[0])
+    tokens = trace.first_token.copy()
+    tokens[position] = 11 if tokens[position] != 11 else 12
+    return replace(trace, first_token=tokens), position
+
+
+@pytest.mark.parametrize("step", [2, 8, 12])
+def test_a_tampered_fork_is_found_before_and_after_the_fork(store, step):
+    lm, _ = forkable(store)
+    forked(lm, store, "a", 5, "b", temperature=0.5)
+    child = forked(lm, store, "b", 10, "c", seed=4)
+    spoiled, position = spoil(child, step)
+    report = dlm.replay.verify(lm, spoiled)
+    assert (report.identical, report.same_steps, report.position) == (False, step, position)
+    assert f"differs at step {step}, position {position}: recorded {report.recorded}" in str(report)
+
+
+@pytest.mark.parametrize("step", [0, 5, 16])
+def test_another_models_weights_are_found_before_the_fork(store, step):
+    lm, _ = forkable(store)
+    child = forked(lm, store, "a", step, "b", temperature=0.5)
+    report = dlm.replay.verify(tiny_lm(3, spread=0.1), child)
+    assert not report.identical and report.same_steps < max(step, 1) and "weights" in report.environment
+
+
+def test_a_fork_that_does_not_tell_its_parents_settings_asks_the_store_for_the_parent(store):
+    lm, _ = forkable(store)
+    forked(lm, store, "a", 5, "b", temperature=0.5)
+    child = forked(lm, store, "b", 10, "c", seed=4)
+    grandparent, parent, child = (
+        replace(trace, own={key: value for key, value in trace.own.items() if key != "lineage"})
+        for trace in (store["a"], store["b"], child)
+    )
+    beside = {"a": grandparent, "b": parent, "c": child}
+    report = dlm.replay.verify(lm, child, parents=beside)
+    assert report.identical and report.shared_check == "run again"
+    spoiled, _ = spoil(child, 2)
+    assert dlm.replay.verify(lm, spoiled, parents=beside).same_steps == 2
+    for known in ({}, {"b": parent}):  # what came before the fork is followed, what came after is judged
+        report = dlm.replay.verify(lm, child, parents=known)
+        assert report.identical and report.shared_check == "as recorded" and "only followed as recorded" in str(report)
+        spoiled, _ = spoil(child, 12)
+        assert dlm.replay.verify(lm, spoiled, parents=known).same_steps == 12
+    assert dlm.replay.fork(lm, child, step=12).own["lineage"] == [{"steps": 10, "was": None}, {"steps": 12, "was": {}}]
+    looped = replace(child, own={**child.own, "parent": "c"})
+    assert dlm.replay.verify(lm, looped, parents={"c": looped}).identical
+
+
+def test_steps_that_other_weights_decided_are_followed(store):
+    lm, trace = forkable(store)
+    other = tiny_lm(3, spread=0.1)
+    child = dlm.replay.fork(other, trace, step=6)
+    assert not np.array_equal(child.tokens, trace.tokens)
+    report = dlm.replay.verify(other, child)
+    assert report.identical and report.shared_check == "as recorded"
+
+
+@pytest.mark.parametrize(
+    "own", [{"parent_step": 99}, {"parent_step": "x"}, {"parent_step": 3, "lineage": [{"step": 3}]}]
+)
+def test_a_lineage_that_cannot_be_is_refused(store, own):
+    lm, trace = forkable(store)
+    with pytest.raises(UserError, match="parent_step = |its lineage cannot be understood"):
+        dlm.replay.verify(lm, replace(trace, own={**trace.own, "parent": "z", **own}))
+
+
+def test_a_fork_shows_its_tokens_as_its_parent_does(store, tmp_path):
+    lm = text_lm()
+    dlm.generate(lm, ["hello"], gen_length=4, steps=4, trace=store, request_ids=["a"])
+    child = dlm.replay.fork(lm, store["a"], step=2, seed=1)
+    assert child.text().startswith("hello") and '"text":true' in page(child)
+    with dlm.TraceStore(tmp_path / "other.db") as other:  # that never heard of this tokenizer
+        other.put(child)
+    unread = replace(store["a"], source=None)
+    assert dlm.replay.fork(lm, unread, step=2).text().startswith("hello")
+
+
+def test_the_readmes_python_runs_twice(tmp_path, monkeypatch):
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(vars(dlm), "load", lambda name: text_lm())
+    for _ in range(2):
+        exec(compile(code, "README.md", "exec"), {})
+    with dlm.TraceStore("runs/traces.db") as store:
+        assert "first" in store

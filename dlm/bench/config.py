@@ -216,4 +216,4 @@ class BenchConfig(Section):
     tokenizer: TokenizerBenchSection | None = Field(default=None, description="Text to tokens and back.")
     trace: TraceBenchSection | None = Field(default=None, description="What traces cost.")
     output: OutputSection = Field(default=OutputSection(), description="Where results go.")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads; none: torch's choice.")
+    threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads; none: torch's choice.")

@@ -4,6 +4,7 @@ The report's keys are those of BlockInfer's benchmark, and more. Knows no decode
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from dlm.bench.load import Arrivals, Engine, InFlight, Service, Together, serve
 from dlm.bench.peak import Peak
 from dlm.bench.questions import Question, load_questions, sources
 from dlm.data import chat
+from dlm.errors import UserError
 from dlm.inference.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -115,7 +117,8 @@ def vanilla_of(lm: "LM", s: InferSection) -> dict[str, Any]:
 def warm_up(engine: Engine, prompts: Sequence[list[int]], settings: dict[str, Any]) -> None:
     """Serve prompts uncounted; backwards, so that no page of them is found again."""
     if prompts:
-        serve(engine, [prompt[::-1] for prompt in prompts], settings, Together())
+        with suppress(UserError):  # all refused: they are refused again, and counted, when they are measured
+            serve(engine, [prompt[::-1] for prompt in prompts], settings, Together())
 
 
 def _run(

@@ -170,6 +170,6 @@ def _points(task: Task, row: dict[str, Any], way: Way) -> Iterator[Point]:
     if "right" in task.measures and (rate := row.get("right_facts")):
         yield Point(panel=_panel(task, "right"), quality=rate["rate"], low=rate["low"], high=rate["high"], **where)
     if "nats" in task.measures and (nats := row.get("nats_facts")):
-        value, error = nats["value"], nats["error"]
+        value, error = nats["value"], nats["error"] or 0.0  # of one text it is not known
         ends = {"low": value - error, "high": value + error, "rises": False}
         yield Point(panel=_panel(task, "nats"), quality=value, **ends, **where)

@@ -71,16 +71,22 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, line
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file: {error.reason} at byte {error.start}") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        why = getattr(error, "strerror", None) or error
         raise UserError(
-            f'{path}: cannot be read as a dataset: {error.strerror} (give a JSONL file, or "{STDLIB}", the built-in one)'
+            f'{path}: cannot be read as a dataset: {why} (give a JSONL file, or "{STDLIB}", the built-in one)'
         ) from None
 
 
 def _question(line: str, where: str) -> Question:
     try:
         row: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where}: no Unicode text: it holds {error.object[error.start]!a}, half of a surrogate pair"
+        ) from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a thousand brackets
         raise UserError(f"{where}: not JSON ({error}); a dataset holds one object a line") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: {type(row).__name__} instead of an object with question, answer, choices, source")
@@ -118,7 +124,7 @@ def _choices(value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             try:
                 value = ast.literal_eval(value)
             except (ValueError, SyntaxError, MemoryError, RecursionError):

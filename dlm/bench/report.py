@@ -1,7 +1,10 @@
 """Findings made visible: tables on the screen or in Markdown, one JSON file, one plot. Knows no measurement."""
 
+import errno
 import json
+import os
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +24,8 @@ class Report:
 
     def __init__(self, config: BenchConfig, machine: str) -> None:
         self.file = config.output.file
-        if self.file is not None and not self.file.parent.is_dir():
-            raise UserError(f"output.file = {self.file}: no such folder: {self.file.parent} (make it, or give another)")
+        if self.file is not None:
+            _check_writable(self.file)
         self.draws, self.writes_tables = config.output.plot, config.output.markdown
         self.values: dict[str, Any] = {}
         self.head = {"machine": machine, "config": config.model_dump(mode="json", exclude_none=True)}
@@ -52,6 +55,19 @@ class Report:
         target = self.file.with_suffix(".png")
         draw(self.points, target)
         return target
+
+
+def _check_writable(file: Path) -> None:
+    """Tell of a file that cannot be written before anything is measured for it."""
+    if not file.parent.is_dir():
+        raise UserError(f"output.file = {file}: no such folder: {file.parent} (make it, or give another)")
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"output.file = {file}: cannot be written: {error.strerror}") from None
 
 
 def show(console: "Console", finding: Finding) -> None:

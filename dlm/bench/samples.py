@@ -59,10 +59,10 @@ def _ids(tokenizer: Tokenizer, store: int, teach: int) -> list[np.ndarray]:
 def _tokenizer(name: str | None) -> Tokenizer:
     """The one that was named, or a byte-level BPE of 32,000 tokens learnt from the same files."""
     from dlm.data.tokenizer import load_tokenizer
-    from dlm.models.finding import find
+    from dlm.models.finding import find_tokenizer
 
     if name is not None:
-        return load_tokenizer(find(name))
+        return load_tokenizer(find_tokenizer(name))
     import tokenizers
 
     from dlm.data.source import training_texts

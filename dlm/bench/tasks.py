@@ -22,18 +22,20 @@ class Nats:
     """Bound, in nats a token, that the model itself gives a set of texts, and how far their choice may have moved it."""
 
     value: float
-    error: float
-    """Half of the interval at 95 %; texts are taken for independent."""
+    error: float | None
+    """Half of the interval at 95 %; texts are taken for independent. One text has none."""
 
     @classmethod
     def of(cls, nats: Sequence[float], tokens: Sequence[int]) -> "Nats":
         """From each text's sum and length: a ratio of means, with the ratio's standard error."""
         value = sum(nats) / sum(tokens)
         apart = sum((n - value * t) ** 2 for n, t in zip(nats, tokens, strict=True))
-        return cls(value, Z95 * sqrt(apart) / sum(tokens))
+        return cls(value, Z95 * sqrt(apart) / sum(tokens) if len(tokens) > 1 else None)
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} ± {self.error:.2f}"
+        from dlm.diffusion.bound import with_error
+
+        return with_error(self.value, self.error, ".2f", single="one text")
 
 
 @dataclass(frozen=True, kw_only=True)

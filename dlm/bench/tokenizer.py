@@ -23,10 +23,10 @@ HEADINGS = {
 def measure(config: BenchConfig, say: Say) -> Finding:
     """Encode in a batch and document by document, and decode."""
     from dlm.data.tokenizer import load_tokenizer
-    from dlm.models.finding import find
+    from dlm.models.finding import find_tokenizer
 
     s = config.tokenizer or TokenizerBenchSection()
-    tokenizer, texts = load_tokenizer(find(s.path)), _texts(s)
+    tokenizer, texts = load_tokenizer(find_tokenizer(s.path)), _texts(s)
     size = sum(len(text.encode()) for text in texts) / 1e6
     say(f"{s.path}: {len(texts)} documents, {size:.2f} MB")
     ids = tokenizer.encode_batch(texts, special=False)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dlm.errors import UserError
+
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` by `text`, never leaving half of it."""
@@ -16,7 +18,13 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file in the same folder that becomes `path` when the block ends well."""
+    """A temporary file in the same folder that becomes `path` when the block ends well.
+
+    A device or a pipe is not replaced: it is `path` itself that is written to.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -47,6 +55,18 @@ def new_folder(path: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_writable(folder: Path, name: str) -> None:
+    """Make the folder, and refuse one that no file can be written into; `name` says what names it, as in `output =`."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{name} {folder} is a file: give a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{name} {folder}: cannot be written to ({error.strerror}): choose another folder") from error
 
 
 def _sync(path: Path) -> None:

@@ -1,8 +1,9 @@
 """What to read and how to cut it: the data and tokenizer sections of a TOML. Reads no file itself."""
 
-from typing import Literal
+from os import PathLike
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Source = Literal["stdlib", "datasets", "text", "jsonl", "chat", "traces", "sudoku", "tokens"]
 
@@ -19,7 +20,7 @@ class DataConfig(BaseModel):
     )
     paths: tuple[str, ...] = Field(
         default=(),
-        description="Local files, globs or folders (text, jsonl, chat, tokens; data files of a datasets builder; traces: "
+        description="A local file, glob or folder, or a list of them (text, jsonl, chat, tokens; data files of a datasets builder; traces: "
         "stores (.db), Parquet of `dlm-trace export`, JSON lines of trajectories).",
     )
     heldout_paths: tuple[str, ...] = Field(
@@ -92,7 +93,11 @@ class DataConfig(BaseModel):
         "truncated, or padded with end-of-text.",
     )
     heldout_fraction: float = Field(
-        default=0.02, ge=0, lt=1, description="Share of documents held out of training by hash."
+        default=0.02,
+        ge=0,
+        lt=1,
+        description="Share of documents held out of training by hash, but at least one; few text files are cut into pieces "
+        "for that. 0: none.",
     )
     cache: bool = Field(
         default=True, description="Keep tokenised documents in the user's cache folder (DLM_CACHE moves it)."
@@ -100,6 +105,11 @@ class DataConfig(BaseModel):
     prefetch: int = Field(
         default=0, ge=0, description="Batches a background thread prepares ahead; 0 prepares them when asked."
     )
+
+    @field_validator("paths", "heldout_paths", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return (str(value),) if isinstance(value, (str, PathLike)) else value
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DataConfig":
@@ -142,9 +152,11 @@ def _misplaced(config: DataConfig) -> str | None:
     for name, sources in READ_BY.items():
         changed = getattr(config, name) != DataConfig.model_fields[name].default
         if changed and config.source not in sources:
+            value = getattr(config, name)
             known = " or ".join(f'"{s}"' for s in sources)
             return (
-                f'{name} = {getattr(config, name)!r} is only read with source = {known}, but source = "{config.source}"'
+                f"{name} = {list(value) if isinstance(value, tuple) else value!r} is only read with source = {known}, "
+                f'but source = "{config.source}"'
             )
     if config.dataset is None:
         for name in ("dataset_config", "heldout_split", "streaming"):
@@ -157,7 +169,7 @@ def _misplaced(config: DataConfig) -> str | None:
 
 def _missing(config: DataConfig) -> str | None:
     if config.source in ("text", "jsonl", "traces", "tokens") and not config.paths:
-        return f'source = "{config.source}" needs `paths` (a list of files, globs or folders)'
+        return f'source = "{config.source}" needs `paths` (a file, glob or folder, or a list of them)'
     if config.source == "datasets" and config.dataset is None:
         return 'source = "datasets" needs `dataset` (a hub id, a local folder, or json/text/parquet with `paths`)'
     if config.source == "chat":

@@ -1,5 +1,6 @@
 """From rows (text or conversations) to documents (ids and, perhaps, a prompt mask). Knows no files and no lengths."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -58,6 +59,11 @@ def columns(config: DataConfig) -> tuple[str, ...]:
     if config.prompt_field is not None and config.response_field is not None:
         return (config.prompt_field, config.response_field)
     return (config.messages_field or "messages",)
+
+
+def content(row: Row, config: DataConfig) -> str:
+    """The columns that are read, as one string: rows that differ elsewhere are the same document."""
+    return json.dumps({field: row.value.get(field) for field in columns(config)}, sort_keys=True, default=str)
 
 
 def encode_rows(rows: Sequence[Row], config: DataConfig, tokenizer: Tokenizer) -> list[Document]:

@@ -3,12 +3,14 @@
 import glob
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from dlm.data.config import DataConfig
-from dlm.data.corpus import is_held_out
-from dlm.data.documents import Row
+from dlm.data.documents import Row, content
+from dlm.data.split import Split, cut
 from dlm.errors import UserError
 
 PATTERNS = {"text": ("*.txt", "*.md", "*.py"), "jsonl": ("*.jsonl", "*.json"), "chat": ("*.jsonl", "*.json")}
@@ -39,15 +41,49 @@ def split_paths(config: DataConfig, split: str) -> tuple[tuple[str, ...], str]:
     return config.paths, "paths"
 
 
-def in_split(key: str, config: DataConfig, split: str) -> bool:
-    """Whether a document belongs to the split, by its hash unless held-out files are named."""
-    if config.heldout_paths or config.heldout_split:
-        return True
-    return is_held_out(key, config.heldout_fraction) == (split == "heldout")
+@dataclass(frozen=True)
+class _Text:
+    """A document of a text file, and where it begins."""
+
+    text: str
+    path: Path
+    line: int
+
+    def row(self) -> Row:
+        return Row({"text": self.text}, self.text, f"{self.path}:{self.line}")
 
 
 def text_rows(config: DataConfig, split: str) -> Iterator[Row]:
-    """Documents of text files: whole files, paragraphs or lines, split by a hash of their content."""
+    """Documents of text files: whole files, paragraphs or lines, split by a hash of their content.
+
+    Of so few files that one would be more than `data.heldout_fraction` of them, pieces are held out instead.
+    """
+    side = Split.of(config, ((found.text, found.text) for found in _texts(config, split)))
+    documents = side.documents
+    if documents == 1 or (documents and config.document == "file" and documents * config.heldout_fraction < 1):
+        yield from _cut_rows(config, split)
+        return
+    for found in _texts(config, split):
+        if side.takes(found.text, found.text, split):
+            yield found.row()
+
+
+def _cut_rows(config: DataConfig, split: str) -> Iterator[Row]:
+    """Pieces of the documents, neighbours on one side of the split joined again."""
+    documents = list(_texts(config, split))
+    pieces = list(cut(found.text for found in documents))
+    side = Split.of(config, ((p.strip(), p.strip()) for each in pieces for p in each if p.strip()))
+    for found, parts in zip(documents, pieces, strict=True):
+        line = found.line
+        for taken, run in groupby(parts, key=lambda part: side.takes(part.strip(), part.strip(), split)):
+            text = "".join(run)
+            if taken and text.strip():
+                yield _Text(text, found.path, line).row()
+            line += text.count("\n")
+
+
+def _texts(config: DataConfig, split: str) -> Iterator[_Text]:
+    """Every document that is not blank, of both sides."""
     paths, field = split_paths(config, split)
     for path in find_files(paths, PATTERNS["text"], field):
         try:
@@ -57,9 +93,7 @@ def text_rows(config: DataConfig, split: str) -> Iterator[Row]:
             raise UserError(
                 f"{path}:{line}: not UTF-8 ({error.reason}); convert the file, or leave it out of data.{field}"
             ) from error
-        for number, part in _parts(text, config.document):
-            if part.strip() and in_split(part, config, split):
-                yield Row({"text": part}, part, f"{path}:{number}")
+        yield from (_Text(part, path, number) for number, part in _parts(text, config.document) if part.strip())
 
 
 def _parts(text: str, document: str) -> Iterator[tuple[int, str]]:
@@ -82,16 +116,21 @@ def _parts(text: str, document: str) -> Iterator[tuple[int, str]]:
 
 def json_rows(config: DataConfig, split: str) -> Iterator[Row]:
     """Objects of JSON-lines files, one a line, split by a hash of the line."""
+    side = Split.of(config, ((row.key, content(row, config)) for row in _objects(config, split)))
+    for row in _objects(config, split):
+        if side.takes(row.key, content(row, config), split):
+            yield row
+
+
+def _objects(config: DataConfig, split: str) -> Iterator[Row]:
+    """Every line, of both sides."""
     paths, field = split_paths(config, split)
     for path in find_files(paths, PATTERNS["jsonl"], field):
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
-                if not raw.strip():
-                    continue
-                value = _parse(raw, f"{path}:{number}")
-                key = json.dumps(value, sort_keys=True)
-                if in_split(key, config, split):
-                    yield Row(value, key, f"{path}:{number}")
+                if raw.strip():
+                    value = _parse(raw, f"{path}:{number}")
+                    yield Row(value, json.dumps(value, sort_keys=True), f"{path}:{number}")
 
 
 def _parse(raw: bytes, where: str) -> dict[str, Any]:
@@ -99,7 +138,7 @@ def _parse(raw: bytes, where: str) -> dict[str, Any]:
         value = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 ({error.reason})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({error}); JSON lines hold one object a line") from error
     if not isinstance(value, dict):
         raise UserError(f"{where}: {str(value)[:40]!r} is a {type(value).__name__}, not a JSON object")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dlm.data.atomic import replacing, write_text
+from dlm.data.atomic import check_writable, replacing, write_text
 from dlm.data.config import DataConfig
 from dlm.data.documents import Document
 from dlm.data.packing import Sample
@@ -72,6 +72,7 @@ def prepare(
         if manifest["request"] != request["request"]:
             raise UserError(f"{folder} holds shards of another tokenizer, length or [data]: give an empty folder")
         return manifest
+    check_writable(folder, "--prepare")
     has_heldout = config.heldout_fraction > 0 or config.heldout_paths or config.heldout_split
     splits = ("train", "heldout") if has_heldout else ("train",)
     manifest = {**request, "splits": {split: _write_split(job, folder, split) for split in splits}}

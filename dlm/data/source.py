@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from dlm.data.loader import SampleStream
 
 SPLITS = ("train", "heldout")
+HELD_OUT = (
+    "add data, raise data.heldout_fraction, name data.heldout_paths, or train without validation: eval.sequences = 0"
+)
+"""What to do where nothing can be held out."""
 
 
 def build_stream(
@@ -25,8 +29,12 @@ def build_stream(
     split: str = "train",
     seed: int = 0,
     epochs: int | None = None,
+    shorten: bool = False,
 ) -> "SampleStream":
-    """Samples of `length` tokens. Training goes round for ever and the held-out split once, unless `epochs` says otherwise."""
+    """Samples of `length` tokens. Training goes round for ever and the held-out split once, unless `epochs` says otherwise.
+
+    `shorten` makes one shorter sample of joined documents (`data.pack = "fixed"`) that are less than one sequence.
+    """
     if split not in SPLITS:
         raise UserError(f"split = {split!r}: known splits are {', '.join(SPLITS)}")
     if length < 1:
@@ -39,24 +47,27 @@ def build_stream(
         raise UserError(
             f'data.source = "{config.source}" needs a tokenizer: name its folder, or train one with dlm-tokenizer'
         )
+    advice = {"remedy": HELD_OUT} if split == "heldout" else {}
     if config.source == "tokens":
         from dlm.data.shards import open_shards
 
         table = open_shards(config, tokenizer, length, split)
-        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split")
+        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split", **advice)
     if config.source == "traces":
         from dlm.data.traces import trace_table
 
         table = trace_table(config, tokenizer, split)
-        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split")
+        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split", **advice)
     if config.dataset is not None and config.streaming:
         from dlm.data.streaming import DatasetStream
 
         return DatasetStream(config, tokenizer, length, split, seed, epochs)
     table = build_table(config, tokenizer, split)
     what = f"{split} split of data.source = {config.source!r}"
+    if shorten and config.pack == "fixed" and 0 < len(table.ids) < length:
+        length = len(table.ids)
     return TableStream(
-        table, length, config.pack, end_of_text(tokenizer), seed, epochs, turn=split == "train", what=what
+        table, length, config.pack, end_of_text(tokenizer), seed, epochs, turn=split == "train", what=what, **advice
     )
 
 

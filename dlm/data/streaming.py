@@ -1,7 +1,7 @@
 """Hugging Face `datasets`: rows of a hub or local dataset, and a stream of them that resumes exactly. Knows no packing rule."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -11,8 +11,9 @@ import numpy as np
 
 from dlm.data.config import DataConfig
 from dlm.data.documents import Row, columns, encode_rows, end_of_text
-from dlm.data.local import find_files, in_split, split_paths
+from dlm.data.local import find_files, split_paths
 from dlm.data.packing import PACKERS, Sample, sample_of
+from dlm.data.split import Split
 from dlm.data.table import mix
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
@@ -79,15 +80,25 @@ def _from_disk(folder: str, name: str, streaming: bool) -> Any:
 
 def dataset_rows(config: DataConfig, split: str) -> Iterator[Row]:
     """All rows of a split, once, in the dataset's order."""
+    side = _split(config, split)
+    return (row for row in _rows(config, split) if side.takes(row.key, row.key, split))
+
+
+def _rows(config: DataConfig, split: str) -> Iterator[Row]:
+    """All rows, of both sides."""
     rows = enumerate(open_dataset(config, split, config.streaming))
     while True:
         with _explained(str(config.dataset)):
             number, value = next(rows, (-1, None))
         if value is None:
             return
-        row = _row(value, config, number)
-        if in_split(row.key, config, split):
-            yield row
+        yield _row(value, config, number)
+
+
+def _split(config: DataConfig, split: str) -> Split:
+    """Which rows are held out; of a streamed dataset the first ones decide whether it has few."""
+    most = config.shuffle_buffer if config.streaming else None
+    return Split.of(config, ((row.key, row.key) for row in _rows(config, split)), most)
 
 
 def _row(value: Mapping[str, Any], config: DataConfig, number: int) -> Row:
@@ -104,11 +115,19 @@ class ShuffleBuffer:
     """Rows in a random order, through a buffer: each draw gives one out and lets the next row in its place.
 
     Which slot is drawn is addressed by (seed, number of the draw), so rows and counters are the whole state;
-    `datasets` has such a buffer too, but loses its rows on resuming.
+    `datasets` has such a buffer too, but loses its rows on resuming. `keep` makes of a row and its number what the
+    buffer, and so a checkpoint, holds of it.
     """
 
-    def __init__(self, dataset: Any, size: int, seed: int, what: str = "dataset") -> None:
-        self.dataset, self.size, self.seed, self.what = dataset, size, seed, what
+    def __init__(
+        self,
+        dataset: Any,
+        size: int,
+        seed: int,
+        what: str = "dataset",
+        keep: Callable[[Any, int], Any] = lambda r, _: r,
+    ) -> None:
+        self.dataset, self.size, self.seed, self.what, self.keep = dataset, size, seed, what, keep
         self.rows: list[tuple[int, Mapping[str, Any]]] = []
         self.read = self.drawn = self.epoch = 0
         self._fresh = dataset.state_dict()
@@ -138,7 +157,7 @@ class ShuffleBuffer:
             self._finished = True
             return None
         self.read, self._pulled = self.read + 1, True
-        return self.read - 1, value
+        return self.read - 1, self.keep(value, self.read - 1)
 
     def _begin(self, upstream: dict[str, Any] | None) -> None:
         """Point the dataset at the start of the epoch, or at a saved place in it."""
@@ -170,8 +189,12 @@ class DatasetStream:
     ) -> None:
         self.config, self.tokenizer, self.split, self.epochs = config, tokenizer, split, epochs
         dataset = open_dataset(config, split, streaming=True)
-        self.buffer = ShuffleBuffer(dataset, config.shuffle_buffer, seed, str(config.dataset))
+        # The columns that are read, and no others: an image or a date has no place in a checkpoint.
+        self.buffer = ShuffleBuffer(
+            dataset, config.shuffle_buffer, seed, str(config.dataset), lambda row, n: _row(row, config, n).value
+        )
         self.packer = PACKERS[config.pack](length, end_of_text(tokenizer))
+        self.side = _split(config, split)
         self.index = 0
         self.documents = 0  # of this epoch: one without any would go round for ever
 
@@ -198,7 +221,7 @@ class DatasetStream:
             self.documents = 0
             return
         row = _row(drawn[1], self.config, drawn[0])
-        if not in_split(row.key, self.config, self.split):
+        if not self.side.takes(row.key, row.key, self.split):
             return
         for document in encode_rows([row], self.config, self.tokenizer):
             self.documents += self.packer.push(document)

@@ -111,6 +111,7 @@ class TableStream:
         epochs: int | None,
         turn: bool = True,
         what: str = "corpus",
+        remedy: str = "add data, or lower the length (train.length)",
     ) -> None:
         self.table, self.length, self.pack, self.end = table, length, pack, end
         self.seed, self.epochs, self.turn = seed, epochs, turn
@@ -120,9 +121,7 @@ class TableStream:
         if self.samples_per_epoch == 0:
             raise UserError(
                 f"the {what} holds {len(table.starts) - 1} documents with {len(table.ids)} tokens: not one sequence of "
-                f"length {length}"
-                + (" with an answer in it" if self._rows is not None else "")
-                + "; add data or shorten it"
+                f"length {length}" + (" with an answer in it" if self._rows is not None else "") + f"; {remedy}"
             )
 
     def __iter__(self) -> "TableStream":

@@ -21,7 +21,8 @@ from dlm.errors import UserError
 #: names published checkpoints give the mask, for folders whose configs do not say.
 MASK_NAMES = ("[MASK]", "<|mdm_mask|>", "<|mask|>", "<|MASK|>", "|<MASK>|", "<mask>")
 NAMES = ("mask_token", "eos_token", "pad_token", "bos_token", "unk_token")
-VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+#: files that hold a vocabulary, as glob patterns; without one of them the other files say nothing.
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "merges.txt")
 MOST_TOKENS = 2**24
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
@@ -99,7 +100,12 @@ class Tokenizer:
         """Ids of many texts. A corpus is read with special=False: a file that mentions "[MASK]" holds no mask."""
         if self.backend.encode_special_tokens == special:
             self.backend.encode_special_tokens = not special
-        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        try:
+            return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError:
+            for text in texts:
+                _require_unicode(text)
+            raise
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of the ids; bytes that are no UTF-8 come out as U+FFFD."""
@@ -130,6 +136,12 @@ class Tokenizer:
         """Special tokens by the names templates use."""
         names = {k: self._named(k, ()) for k in ("bos_token", "pad_token", "unk_token")}
         return {k: v or "" for k, v in {**names, "eos_token": self.eos_token, "mask_token": self.mask_token}.items()}
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token of this name, or None; decoding leaves such tokens out."""
+        index = self._id(text)
+        added = None if index is None else self.backend.get_added_tokens_decoder().get(index)
+        return index if added is not None and added.special else None
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads too."""
@@ -171,6 +183,15 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
 
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{text[:20]!a}… is no Unicode text: character {error.start} is {text[error.start]!a}, half of a surrogate pair"
+        ) from None
+
+
 def _piece_bytes(token: str) -> int:
     """Bytes of a SentencePiece token, where a block stands for a space and <0x0A> for a byte."""
     return 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", token) else len(token.replace("\u2581", " ").encode())
@@ -190,6 +211,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except Exception as error:  # the Rust side raises bare Exception
         raise UserError(f"{file} is not a tokenizer.json that `tokenizers` can read: {error}") from error
     return Tokenizer(backend, _settings(folder), folder)
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Whether a folder holds what a tokenizer can be made of; tokenizer_config.json alone is not that."""
+    return any(True for pattern in VOCABULARIES for _ in folder.glob(pattern))
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -213,7 +239,7 @@ def _has_content(value: Any) -> bool:
 
 def _from_transformers(folder: Path) -> Tokenizer:
     """Folders with vocab.json, a SentencePiece model and the like, through transformers' converters."""
-    if not any((folder / name).is_file() for name in (*VOCABULARIES, "tokenizer_config.json")):
+    if not has_vocabulary(folder):
         raise UserError(
             f"{folder} holds no tokenizer.json: train one with dlm-tokenizer, or copy the checkpoint's own there"
         )

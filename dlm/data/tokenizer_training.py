@@ -1,15 +1,20 @@
 """Learning a byte-level BPE from documents, and writing it as a folder. Knows nothing of models."""
 
-from collections.abc import Iterable, Iterator
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from subprocess import PIPE
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dlm.data import chat
-from dlm.data.atomic import write_text
+from dlm.data.atomic import check_writable, write_text
 from dlm.data.config import TokenizerConfig, special_names
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
@@ -18,9 +23,14 @@ from dlm.errors import UserError
 # words with at most one character before (a space, a dot, an underscore), runs of signs, spaces inside a line.
 PIECES = r"[\r\n]+[ \t]*|\p{N}|[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+|[^\S\r\n]+(?!\S)|\s"
 
+LEARN = (sys.executable, "-P", str(Path(__file__).with_name("bpe.py")))
+"""The process that learns the merges."""
+
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str] | None = None) -> Tokenizer:
     """Learn the merges from `texts` (default: config.data's training split), write config.output, and return it."""
+    folder = Path(config.output)
+    check_writable(folder, "output =")
     if texts is None:
         from dlm.data.source import training_texts
 
@@ -36,50 +46,54 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str] | None = None)
         **({"chat_template": chat.CHATML} if config.chat_tokens else {}),
     }
     tokenizer = Tokenizer(backend, settings)
-    _write(tokenizer, Path(config.output))
+    try:
+        _write(tokenizer, folder)
+    except OSError as error:
+        raise UserError(f"output = {folder}: cannot be written to ({error.strerror})") from error
     return tokenizer
 
 
 def _learn(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    specials = [tokenizers.AddedToken(name, special=True, normalized=False) for name in special_names(config)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size,
-        min_frequency=config.min_frequency,
-        special_tokens=specials,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    counted = _Counted(texts)
-    backend.train_from_iterator(counted, trainer)
-    if counted.seen == 0:
-        raise UserError("no documents to train a tokenizer on: check data.source and data.paths")
-    return backend
+    """The trained tokenizer. An exception here, as Ctrl-C raises, ends the process that learns."""
+    settings = {
+        "pieces": PIECES,
+        "vocab_size": config.vocab_size,
+        "min_frequency": config.min_frequency,
+        "special_tokens": special_names(config),
+    }
+    with TemporaryFile() as log, subprocess.Popen(LEARN, stdin=PIPE, stdout=PIPE, stderr=log) as process:
+        assert process.stdin is not None
+        try:
+            seen = _feed(process.stdin, json.dumps(settings), texts)
+            learned = process.communicate()[0]
+        finally:
+            process.kill()
+            process.wait()
+            with suppress(BrokenPipeError):  # what was not sent yet
+                process.stdin.close()
+        if seen == 0:
+            raise UserError("no documents to train a tokenizer on: check data.source and data.paths")
+        if process.returncode:
+            log.seek(0)
+            said = log.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise UserError(
+                f"the tokenizer could not be trained: {said or f'its process ended with status {process.returncode}'}"
+            )
+    return tokenizers.Tokenizer.from_str(learned.decode())
 
 
-class _Counted:
-    """Texts that remember how many they were."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.texts, self.seen = texts, 0
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self.texts:
-            self.seen += 1
-            yield text
+def _feed(pipe: IO[bytes], settings: str, texts: Iterable[str]) -> int:
+    """Send settings and texts, a line each; returns how many texts there were."""
+    seen = 0
+    with suppress(BrokenPipeError):  # it has ended already, and its log says why
+        pipe.write(settings.encode() + b"\n")
+        for text in texts:
+            seen += 1
+            pipe.write(json.dumps(text).encode() + b"\n")
+    return seen
 
 
 def _write(tokenizer: Tokenizer, folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"output = {folder} is a file: give a folder")
-    folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as temporary:
         for name in tokenizer.backend.model.save(temporary):  # vocab.json and merges.txt
             write_text(folder / Path(name).name, Path(name).read_text("utf-8"))

@@ -9,7 +9,8 @@ from numpy import ndarray
 
 from dlm.data.config import DataConfig
 from dlm.data.documents import Document
-from dlm.data.local import find_files, in_split, split_paths
+from dlm.data.local import find_files, split_paths
+from dlm.data.split import Split
 from dlm.data.table import TokenTable
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
@@ -28,10 +29,11 @@ def trace_table(config: DataConfig, tokenizer: Tokenizer, split: str) -> TokenTa
         if document is None:
             continue
         _check(trace, document, tokenizer, where)
-        if in_split(_key(trace, document), config, split):
-            found.append((trace.request_id, document))
+        found.append((trace.request_id, _key(trace, document), document))
     found.sort(key=lambda entry: entry[0])
-    return TokenTable.of((document for _, document in found), tokenizer.vocab_size)
+    side = Split.of(config, ((key, key) for _, key, _ in found))
+    taken = (document for _, key, document in found if side.takes(key, key, split))
+    return TokenTable.of(taken, tokenizer.vocab_size)
 
 
 def document_of(trace: Trace) -> Document | None:

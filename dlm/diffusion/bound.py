@@ -21,13 +21,14 @@ class Estimate:
     """What whole sequences cost in nats, or an upper bound on it, with the standard error of its Monte Carlo draws."""
 
     nats: float  # summed over sequences
-    error: float  # standard error of `nats`
+    error: float | None  # standard error of `nats`; None where each sequence has one draw, which says nothing of it
     tokens: int
     bytes: int | None = None
 
     @property
-    def per_token(self) -> tuple[float, float]:
-        return self.nats / self.tokens, self.error / self.tokens
+    def per_token(self) -> tuple[float, float | None]:
+        """Nats a token, and their standard error."""
+        return self._over(self.tokens)
 
     @property
     def perplexity(self) -> float:
@@ -35,10 +36,12 @@ class Estimate:
         return math.exp(self.nats / self.tokens)
 
     @property
-    def bits_per_byte(self) -> tuple[float, float] | None:
-        if self.bytes is None:
-            return None
-        return self.nats / self.bytes / math.log(2), self.error / self.bytes / math.log(2)
+    def bits_per_byte(self) -> tuple[float, float | None] | None:
+        """Bits a byte of text, and their standard error; None where the tokens stand for no text."""
+        return None if self.bytes is None else self._over(self.bytes * math.log(2))
+
+    def _over(self, units: float) -> tuple[float, float | None]:
+        return self.nats / units, None if self.error is None else self.error / units
 
 
 @torch.no_grad()
@@ -92,21 +95,26 @@ def likelihood_bound(
 
 @torch.no_grad()
 def likelihood(
-    nats: Nats, input_ids: Int[Tensor, "b l"], eos_id: int, *, answer: Bool[Tensor, "b l"] | None = None
+    nats: Nats,
+    input_ids: Int[Tensor, "b l"],
+    first: int | Int[Tensor, " b"],
+    *,
+    answer: Bool[Tensor, "b l"] | None = None,
 ) -> Float[Tensor, "b 1"]:
-    """-log p of each sequence under an autoregressive model: of `answer`, its first token predicted from end-of-text.
+    """-log p of each sequence's `answer` under an autoregressive model; its first token is predicted from `first`.
 
     `nats` is shown the sequence moved one to the right, so that what stands at a position predicts the token there.
     """
     answer = torch.ones_like(input_ids, dtype=torch.bool) if answer is None else answer
     losses = torch.zeros(input_ids.shape, dtype=torch.float64, device=input_ids.device)
-    losses[answer] = nats(moved_right(input_ids, eos_id), answer).double()
+    losses[answer] = nats(moved_right(input_ids, first), answer).double()
     return losses.sum(-1, keepdim=True).float()
 
 
-def moved_right(input_ids: Int[Tensor, "b l"], eos_id: int) -> Int[Tensor, "b l"]:
-    """The sequence without its last token, behind an end-of-text: what an autoregressive model is shown."""
-    return torch.cat((torch.full_like(input_ids[:, :1], eos_id), input_ids[:, :-1]), dim=1)
+def moved_right(input_ids: Int[Tensor, "b l"], first: int | Int[Tensor, " b"]) -> Int[Tensor, "b l"]:
+    """The sequence without its last token, behind a `first` one (end-of-text): what an autoregressive model is shown."""
+    before = torch.as_tensor(first, device=input_ids.device).expand(len(input_ids)).unsqueeze(1)
+    return torch.cat((before, input_ids[:, :-1]), dim=1)
 
 
 def estimate(draws: Float[Tensor, "b s"], tokens: int, bytes: int | None = None, exact: bool = False) -> Estimate:
@@ -114,8 +122,13 @@ def estimate(draws: Float[Tensor, "b s"], tokens: int, bytes: int | None = None,
 
     The standard error is that of the Monte Carlo draws when there are several (within-sequence variance; for
     stratified draws this is conservative), plus nothing for the choice of sequences, which are what is measured.
-    `exact` values, which are not drawn, have none.
+    The error of `exact` values, which are not drawn, is 0; that of single draws is not known.
     """
     b, s = draws.shape
-    variance = draws.double().var(-1).sum() / s if s > 1 else torch.tensor(0.0 if exact else float("nan"))
-    return Estimate(draws.double().mean(-1).sum().item(), variance.sqrt().item(), tokens, bytes)
+    error = (draws.double().var(-1).sum() / s).sqrt().item() if s > 1 else 0.0 if exact else None
+    return Estimate(draws.double().mean(-1).sum().item(), error, tokens, bytes)
+
+
+def with_error(value: float, error: float | None, form: str = ".3f", single: str = "one draw") -> str:
+    """`1.234 ± 0.012`, or `1.234 (one draw: no error)` where a single draw or text leaves the error unknown."""
+    return f"{value:{form}}" + (f" ({single}: no error)" if error is None else f" ± {error:{form}}")

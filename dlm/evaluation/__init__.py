@@ -11,6 +11,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "infill": ["InfillResult", "evaluate_infill"],
         "lines": ["LineTask", "heldout_lines", "read_tasks"],
         "rate": ["Rate"],
+        "score": ["Score"],
         "sudoku": ["SudokuResult", "evaluate_sudoku"],
         "table": ["markdown"],
     },

@@ -26,7 +26,8 @@ class BoundResult:
     tokens: int
     bytes: int | None
     nats_per_token: float
-    nats_error: float
+    nats_error: float | None
+    """None of one draw, as `bits_error`."""
     perplexity: float
     bits_per_byte: float | None
     bits_error: float | None
@@ -34,10 +35,12 @@ class BoundResult:
 
     def row(self) -> dict[str, Any]:
         """One line of a table."""
-        bits = None if self.bits_per_byte is None else f"{self.bits_per_byte:.3f} ± {self.bits_error:.3f}"
+        from dlm.diffusion.bound import with_error
+
+        bits = None if self.bits_per_byte is None else with_error(self.bits_per_byte, self.bits_error)
         return {
             "bits": bits,
-            "nats": f"{self.nats_per_token:.3f} ± {self.nats_error:.3f}",
+            "nats": with_error(self.nats_per_token, self.nats_error),
             "perplexity": round(self.perplexity, 2),
             **{name: getattr(self, name) for name in ("sequences", "length", "tokens", "bytes", "draws")},
         }
@@ -86,7 +89,7 @@ def measure_bound(
     bits = found.bits_per_byte
     return BoundResult(
         sequences=held.sequences,
-        length=length,
+        length=held.length,
         draws=1 if lm.network.attention.kind == "causal" else draws,
         tokens=found.tokens,
         bytes=found.bytes,

@@ -22,8 +22,8 @@ class Run:
     tokens: int
     seconds: float
     """Spent in optimiser steps; validation and saving are not counted."""
-    bound: tuple[float, float] | None
-    """The last validation's, in nats a token, with its standard error."""
+    bound: tuple[float, float | None] | None
+    """The last validation's, in nats a token, with its standard error; of one draw it has none."""
     settings: dict[str, Any]
     """What the run's config says beyond the defaults, without folders."""
 
@@ -129,7 +129,9 @@ def render_card(
         "hardware": hardware,
     }
     if run.bound is not None:
-        training["last validation"] = f"{run.bound[0]:.4f} ± {run.bound[1]:.4f} nats a token (bound)"
+        from dlm.diffusion.bound import with_error
+
+        training["last validation"] = f"{with_error(*run.bound, '.4f')} nats a token (bound)"
     return "\n\n".join(
         [
             "\n".join(header),

@@ -133,7 +133,7 @@ def read_tasks(path: str | Path) -> list[LineTask]:
 def _task(line: str, where: str) -> LineTask:
     try:
         record: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON: {error}") from error
     fields = ("prompt", "canonical_solution", "suffix")
     for field in fields:

@@ -10,6 +10,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "generation": ["generate", "infill"],
         "prompts": ["parse_holes"],
         "reference": ["sample"],
-        "request": ["Generation", "Request", "StepEvent"],
+        "request": ["Generation", "Interrupted", "Request", "StepEvent"],
     },
 )

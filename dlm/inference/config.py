@@ -2,9 +2,8 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from dlm.models.config import MOST_BLOCK
 from dlm.trace.config import TraceConfig
 
 Rule = Literal[
@@ -19,6 +18,9 @@ Rule = Literal[
     "hierarchical",
     "credit",
 ]
+
+MOST = 2**20
+"""Tokens, or steps, of one request; refused before any memory is asked for."""
 
 
 class ModelSection(BaseModel):
@@ -48,21 +50,31 @@ class ModelSection(BaseModel):
 class SamplerConfig(BaseModel):
     """[sampler]: how masks become tokens. The names are those of `dlm.generate`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gen_length: int | Literal["auto"] = Field(
         default=128, description='Tokens to generate; "auto" adds blocks until end-of-text or max_gen_length.'
     )
-    max_gen_length: int = Field(default=1024, ge=1, description='Upper limit when gen_length = "auto".')
+    max_gen_length: int = Field(
+        default=1024,
+        ge=1,
+        le=MOST,
+        description='Upper limit when gen_length = "auto"; the model\'s context is another.',
+    )
+    allow_long: bool = Field(
+        default=False,
+        description="Let prompt and generation be longer than the context the model was made for (same as --allow-long).",
+    )
     block_length: int | None = Field(
         default=None,
         ge=1,
-        le=MOST_BLOCK,
+        le=MOST,
         description="Tokens denoised together, block after block; none: the family's own, or 32; all holes at once.",
     )
     steps: int | None = Field(
         default=None,
         ge=1,
+        le=MOST,
         description="Denoising steps in all; each block gets its equal share. none: 128, or a block's when open-ended.",
     )
     temperature: float = Field(default=0.0, ge=0, description="0 takes the most probable token; higher is more random.")
@@ -93,16 +105,32 @@ class SamplerConfig(BaseModel):
     edit_threshold: float | None = Field(
         default=None, ge=0, le=1, description="Replace a committed token when another's probability exceeds this."
     )
-    max_post_edit_steps: int = Field(default=16, ge=0, description="Extra passes a block may spend on editing.")
+    max_post_edit_steps: int = Field(
+        default=16, ge=0, le=MOST, description="Extra passes a block may spend on editing."
+    )
     strategy: Literal["block", "multi_block"] = Field(
         default="block", description="One block after the other, or a few consecutive ones at a time."
     )
-    max_active_blocks: int = Field(default=4, ge=1, description="Strategy multi_block: blocks denoised at a time.")
+    max_active_blocks: int = Field(
+        default=4, ge=1, le=MOST, description="Strategy multi_block: blocks denoised at a time."
+    )
     block_add: float = Field(
         default=0.1, ge=0, le=1, description="Strategy multi_block: filled share of the last block that adds one more."
     )
+    stop: str | tuple[str, ...] = Field(
+        default=(),
+        description="A string, or a list of strings, that ends a continuation; the text is cut before it. Holes ignore it.",
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Same seed, same text, whatever else is in the batch.")
-    num_samples: int = Field(default=1, ge=1, description="Samples for each prompt.")
+    num_samples: int = Field(default=1, ge=1, le=2**16, description="Samples for each prompt.")
+
+    @field_validator("stop", mode="after")
+    @classmethod
+    def _several(cls, stop: str | tuple[str, ...]) -> tuple[str, ...]:
+        several = (stop,) if isinstance(stop, str) else stop
+        if "" in several:
+            raise ValueError('an empty string stands everywhere: name what ends a text, or leave "stop" out')
+        return several
 
     @model_validator(mode="after")
     def _fits_together(self) -> "SamplerConfig":
@@ -110,6 +138,10 @@ class SamplerConfig(BaseModel):
             return self
         if self.gen_length < 1:
             raise ValueError(f'gen_length = {self.gen_length} must be at least 1, or "auto"')
+        if self.gen_length > MOST:
+            raise ValueError(
+                f"gen_length = {self.gen_length}: one request may have {MOST} tokens at most; make it smaller"
+            )
         if self.block_length is not None and self.gen_length % self.block_length:
             raise ValueError(
                 f"gen_length = {self.gen_length} is not a multiple of block_length = {self.block_length}: "
@@ -121,7 +153,7 @@ class SamplerConfig(BaseModel):
 class EngineConfig(BaseModel):
     """[engine]: what is kept between forwards, and how much runs at a time. Of these only `cache` can change tokens."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cache: Literal["auto", "none", "prefix", "dual", "exact"] = Field(
         default="auto",
@@ -138,16 +170,18 @@ class EngineConfig(BaseModel):
         ge=0,
         description="Caches prefix and dual with refresh_interval: steps a finished block is still recomputed.",
     )
-    page_size: int = Field(default=32, ge=1, description="Positions in a page of the cache.")
-    num_pages: int | None = Field(default=None, ge=1, description="Pages in the cache; none: from memory_fraction.")
+    page_size: int = Field(default=32, ge=1, le=MOST, description="Positions in a page of the cache.")
+    num_pages: int | None = Field(
+        default=None, ge=1, le=2**31, description="Pages in the cache; none: from memory_fraction."
+    )
     memory_fraction: float = Field(
         default=0.8,
         gt=0,
         le=1,
         description="Share of the free memory that pages may take, on a GPU; a quarter of it elsewhere.",
     )
-    max_num_tokens: int = Field(default=8192, ge=1, description="Positions in one forward, at most.")
-    max_num_requests: int = Field(default=256, ge=1, description="Requests under way at a time, at most.")
+    max_num_tokens: int = Field(default=8192, ge=1, le=2**31, description="Positions in one forward, at most.")
+    max_num_requests: int = Field(default=256, ge=1, le=MOST, description="Requests under way at a time, at most.")
     deterministic: bool = Field(
         default=False,
         description="Logits do not depend on the batch, bit for bit: by matrix products in pieces of one size, which is "
@@ -166,13 +200,28 @@ class JobConfig(BaseModel):
     title: str = Field(default="", description="Heading of what is shown.")
     request_id: str = Field(default="", description="Returned with the result; the job's number from 0 when empty.")
     prompt: str | None = Field(
-        default=None, description="Text to continue, or to fill where it says [MASK:12] (twelve tokens)."
+        default=None, description="Text to continue, or to fill where it says [MASK:12] (twelve tokens) or [MASK:4-16]."
     )
     sudoku: str | None = Field(
         default=None, description="81 cells row by row; 0 or . is empty; spaces and lines are ignored."
     )
     model: ModelSection = Field(default=ModelSection(), description="This job's model; [model] when absent.")
     sampler: SamplerConfig = Field(default=SamplerConfig(), description="This job's sampler; [sampler] when absent.")
+    _place: str = PrivateAttr(default="")
+
+    @field_validator("title", "request_id", "prompt", "sudoku")
+    @classmethod
+    def _is_text(cls, text: str | None) -> str | None:
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"is no Unicode text: character {error.start} is half of a surrogate pair") from None
+        return text
+
+    @property
+    def place(self) -> str:
+        """Where it was written, for messages: a file's line, an option."""
+        return self._place
 
     @model_validator(mode="after")
     def _fits_together(self) -> "JobConfig":
@@ -186,14 +235,14 @@ class JobConfig(BaseModel):
 class OutputConfig(BaseModel):
     """[output]: what is shown while it runs and after."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     live: bool = Field(default=True, description="On a terminal: show tokens as they are committed.")
     delay: float = Field(
         default=0.05, ge=0, le=5, description="Seconds to rest after a step of the live view, to be watchable."
     )
     snapshots: int = Field(
-        default=0, ge=0, description="Without a terminal: times the half-done canvas is printed as it fills."
+        default=0, ge=0, le=10_000, description="Without a terminal: times the half-done canvas is printed as it fills."
     )
     json_lines: bool = Field(default=False, description="One JSON object a line instead of text (same as --json).")
     quiet: bool = Field(
@@ -214,7 +263,7 @@ class InferConfig(BaseModel):
     trace: TraceConfig = Field(default=TraceConfig(), description="Whether and where every step is recorded.")
     output: OutputConfig = Field(default=OutputConfig(), description="What is shown.")
     batch_size: int = Field(
-        default=8, ge=1, description="Jobs alike in model and sampler are decoded so many at a time."
+        default=8, ge=1, le=2**16, description="Jobs alike in model and sampler are decoded so many at a time."
     )
     job: tuple[JobConfig, ...] = Field(
         default=(), description="The jobs, done in order; --prompt and its like replace them."

@@ -9,6 +9,8 @@ from dlm import config as toml
 from dlm.diffusion.unmask import Rule, make_rule
 from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
+from dlm.inference.context import fitting
+from dlm.inference.messages import as_texts, is_conversation
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
 from dlm.inference.request import Request
@@ -41,6 +43,7 @@ class Options(TypedDict, total=False):
     max_num_requests: int
     deterministic: bool
     cuda_graphs: bool
+    allow_long: bool
     remasking: Literal["low_confidence", "random"]
     """LLaDA's name for `rule`."""
 
@@ -54,6 +57,8 @@ class Decoding:
     rule: Rule
     settings: SamplerConfig
     stop: frozenset[int] = frozenset()
+    stop_texts: tuple[str, ...] = ()
+    """What ends it as text, and is not part of its result."""
 
 
 def continuations(
@@ -78,12 +83,11 @@ def continuations(
     length = settings.max_gen_length if settings.gen_length == "auto" else settings.gen_length
     if lm.config.attention != "causal" or settings.cfg_scale > 0:
         lm.require_mask_id()
-    stop = stop_ids(lm)
+    texts, ids = _stops(lm, settings, where)
+    shared = {"plan": plan, "rule": rule, "settings": settings, "stop": stop_ids(lm) | ids, "stop_texts": texts}
     return [
-        Decoding(
-            request=continuation(lm, prompt, length, name, **fields), plan=plan, rule=rule, settings=settings, stop=stop
-        )
-        for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
+        Decoding(request=fitting(lm, continuation(lm, prompt, length, name, **fields), plan, settings, name), **shared)
+        for prompt, name, fields in _each(as_prompts(as_texts(lm, prompts)), request_ids, settings, unique)
     ]
 
 
@@ -100,11 +104,22 @@ def infillings(
     require_lm(lm, where)
     if "gen_length" in given:
         raise UserError(f'{where}: unknown key "gen_length": a hole\'s length stands in the prompt, as in [MASK:12]')
+    if given.get("stop"):
+        raise UserError(f"{where}: stop = {given['stop']!r} ends a continuation, and a hole ends where its length says")
+    if any(map(is_conversation, (prompts, *(prompts if isinstance(prompts, (list, tuple)) else ())))):
+        raise UserError(
+            f"{where} fills holes in texts, and was given messages: continue a conversation with dlm.generate"
+        )
     rule, settings = _settings(where, {**given, "gen_length": "auto"})
     lm.require_mask_id()
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps)
     return [
-        Decoding(request=infilling(lm, prompt, name, **fields), plan=plan, rule=rule, settings=settings)
+        Decoding(
+            request=fitting(lm, infilling(lm, prompt, name, **fields), plan, settings, name),
+            plan=plan,
+            rule=rule,
+            settings=settings,
+        )
         for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
     ]
 
@@ -116,9 +131,22 @@ def stop_ids(lm: LM) -> frozenset[int]:
     return frozenset(token for token in (lm.eos_id, *listed) if isinstance(token, int))
 
 
+def _stops(lm: LM, settings: SamplerConfig, where: str) -> tuple[tuple[str, ...], frozenset[int]]:
+    """What ends a text: strings, and those that are a special token's name as its id, for text never shows them."""
+    if settings.stop and lm.tokenizer is None:
+        raise UserError(
+            f"{where}: stop = {list(settings.stop)} is text, but model {lm.name!r} has no tokenizer: leave it out"
+        )
+    named = {text: lm.require_tokenizer().special_id(text) for text in settings.stop}
+    texts = tuple(text for text, token in named.items() if token is None)
+    return texts, frozenset(token for token in named.values() if token is not None)
+
+
 def _settings(where: str, given: dict[str, Any]) -> tuple[Rule, SamplerConfig]:
     """The rule and the checked settings of a call."""
     given = {"rule": "low_confidence", **given}
+    if not isinstance(given.get("stop", ""), str) and isinstance(given["stop"], Sequence):
+        given["stop"] = tuple(given["stop"])
     remasking = given.pop("remasking", None)
     if remasking is not None:
         if given["rule"] not in ("low_confidence", remasking):

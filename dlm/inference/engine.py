@@ -20,11 +20,11 @@ from dlm.inference.layout import Layout
 from dlm.inference.memory import page_count
 from dlm.inference.pages import PagePool
 from dlm.inference.prompts import Prompt
-from dlm.inference.recording import Recorder, Recording, Store, finish, note
-from dlm.inference.request import Generation, StepEvent
+from dlm.inference.recording import Listener, Recorder, Recording, Store, finish, note
+from dlm.inference.request import Generation, Interrupted, StepEvent
 from dlm.inference.scheduler import Scheduler, Turn
 from dlm.inference.sequence import Decision, Script, Sequence
-from dlm.inference.texts import TextStream, result_of
+from dlm.inference.texts import TextStream, partial_of, result_of
 from dlm.models.lm import LM, require_lm
 from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
@@ -99,7 +99,7 @@ class Engine:
         pages = page_count(lm, self.config)
         self.pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
         self.scheduler = Scheduler(self.pool, self.config, self.cache)
-        self.recording = None if trace is None else Recording(trace, lm, self.config, self.cache)
+        self.recording: Listener | None = None if trace is None else Recording(trace, lm, self.config, self.cache)
         self.recorders: dict[str, Recorder] = {}
         self.sequences: dict[str, Sequence] = {}
         self.texts: dict[str, TextStream] = {}
@@ -120,6 +120,7 @@ class Engine:
     ) -> str:
         """Queue a prompt and return its id; settings are those of `dlm.generate` (or, with `infill`, `dlm.infill`).
 
+        A conversation is a prompt too. Holes have one length each: `dlm.infill` chooses it where a prompt gives a range.
         Raises UserError for settings that do not fit, for an id that is already under way, and for a request that
         could never run in this engine.
         """
@@ -151,7 +152,7 @@ class Engine:
                 raise
         self.arrivals += 1
         self.sequences[name] = seq
-        self.texts[name] = TextStream(self.lm)
+        self.texts[name] = TextStream(self.lm, decoding.stop_texts)
         if seq.done:
             self._finish(seq)
         return name
@@ -203,23 +204,39 @@ class Engine:
         return self.run(continuations(self.lm, prompts, settings, where="generate()", request_ids=names))
 
     def run(self, decodings: Sized[Decoding]) -> list[Generation]:
-        """Submit all and step until they are done. Events of other requests wait for the next `step`."""
-        names = [self.submit(decoding) for decoding in decodings]
+        """Submit all and step until they are done. Events of other requests wait for the next `step`.
+
+        All or none are submitted. Ctrl-C ends them, and is raised as `Interrupted`, which holds what there is of them.
+        """
+        names: list[str] = []
         results: dict[str, Generation] = {}
         others: list[Event] = []
-        while len(results) < len(names):
-            for event in self.step():
-                if event.request_id not in names:
-                    others.append(event)
-                elif event.error is not None:
-                    for name in set(names) & self.sequences.keys():
-                        self.cancel(name)
-                    self.news = [*others, *self.news]
-                    raise UserError(f"request {event.request_id!r}: {event.error}")
-                elif event.result is not None:
-                    results[event.request_id] = event.result
-        self.news = [*others, *self.news]
+        try:
+            for decoding in decodings:
+                names.append(self.submit(decoding))  # noqa: PERF401 (those before a refused one are cancelled)
+            while len(results) < len(names):
+                for event in self.step():
+                    if event.request_id not in names:
+                        others.append(event)
+                    elif event.error is not None:
+                        raise UserError(f"request {event.request_id!r}: {event.error}")
+                    elif event.result is not None:
+                        results[event.request_id] = event.result
+        except KeyboardInterrupt:
+            raise Interrupted([r for name in names if (r := results.get(name) or self._so_far(name))]) from None
+        finally:
+            for name in set(names) & self.sequences.keys():
+                self.cancel(name)
+            self.news = [*others, *(event for event in self.news if event.request_id not in names)]
         return [results[name] for name in names]
+
+    def _so_far(self, name: str) -> Generation | None:
+        """What there is of a request under way; None before its first forward."""
+        seq = self.sequences.get(name)
+        if seq is None or not seq.nfe:
+            finished = (event.result for event in self.news if event.request_id == name)
+            return next((result for result in finished if result is not None), None)
+        return partial_of(self.lm, seq.request, seq.outcome(), seq.masked.tolist())
 
     def stats(self) -> Stats:
         pages = self.pool.count()
@@ -282,15 +299,20 @@ class Engine:
         return self._last[1]
 
     def _tell(self, seq: Sequence) -> None:
+        """What is new of a request that goes on; ends it where that completes a stop string."""
         stream = self.texts[seq.request.request_id]
         tokens = _until_stop(seq.settled(len(seq.request.ids) + len(stream.tokens)), seq.decoding.stop)
         ended = bool(stream.tokens) and stream.tokens[-1] in seq.decoding.stop
-        if tokens and not ended:
+        if not tokens or ended:
+            return
+        if stream.completes(tokens) and not (seq.script is not None and seq.script.leads(seq.step)):
+            self._finish(seq)
+        else:
             text = stream.add(tokens)
             self.news.append(Event(request_id=seq.request.request_id, text=text, tokens=tuple(tokens)))
 
     def _finish(self, seq: Sequence) -> None:
-        result = result_of(self.lm, seq.request, seq.outcome(), seq.decoding.stop)
+        result = result_of(self.lm, seq.decoding, seq.outcome())
         stream = self.texts[seq.request.request_id]
         rest = result.tokens[len(stream.tokens) :]
         text = "" if seq.request.holes else stream.add(rest, last=True)

@@ -18,6 +18,7 @@ from dlm.inference.layout import Layout
 from dlm.inference.memory import free_memory
 from dlm.kernels import native
 from dlm.kernels.native import Product
+from dlm.kernels.threads import threads_now
 from dlm.models.attention import Attention, RMSNorm
 from dlm.models.transformer import MLP, Transformer
 
@@ -141,9 +142,10 @@ class Fused:
     def __call__(self, layout: Layout, ids: Int[Tensor, " n"], wanted: Int[Tensor, " w"]) -> Float[Tensor, "w d"]:
         """Final hidden states of the wanted rows, (w,) in ascending order."""
         network, c = self.network, self.network.config
+        self.shape.threads = threads_now()
+        room = self._room_of(native.layers_room(self.shape, layout.rows, len(layout.spans)))
         if self.last is None or self.last[0] is not layout:
-            self.last = layout, *_run(layout, self._room_for(layout.rows), self.first)
-        self.shape.threads = torch.get_num_threads()
+            self.last = layout, *_run(layout, room, self.first)
         table = network.embed.weight
         if network.positions is not None:
             table, ids = network.embedded(ids, layout.positions), torch.arange(layout.rows)
@@ -154,13 +156,10 @@ class Fused:
     def head(self, hidden: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
         """Logits."""
         assert self.output is not None
-        return native.linear(self.output, hidden, self._room_for(hidden.shape[0]))
+        return native.linear(self.output, hidden, self.room)
 
-    def _room_for(self, rows: int) -> Tensor:
+    def _room_of(self, floats: int) -> Tensor:
         """Where C works; it grows, and is kept, since to get memory anew costs more than many steps' sums."""
-        c = self.network.config
-        heads = (3 * c.num_attention_heads + 2 * self.network.kv_heads) * c.head_dim
-        floats = native.room_for(rows) + rows * (3 * c.hidden_size + heads + 2 * c.intermediate_size)
         if self.room.shape[0] < floats:
             self.room, self.last = torch.empty(floats), None
         return self.room

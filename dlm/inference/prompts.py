@@ -1,7 +1,7 @@
 """Prompts as users write them, made requests: text or token ids, with or without holes. Knows nothing of sampling."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,8 @@ from dlm.errors import UserError
 from dlm.inference.request import Request
 from dlm.models.lm import LM
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""A text, token ids or, where it is to be continued, a conversation of messages {"role": …, "content": …}."""
 
 HOLE = re.compile(r"(?P<escape>\\)?\[MASK(?::(?P<length>[^\]\s]{1,20}))?\]")
 MAX_HOLE = 65_536
@@ -22,12 +23,14 @@ class Piece:
     text: str = ""
     hole: int = 0
     plain: bool = False
+    most: int = 0
+    """Of a hole that may have any length from `hole` to this; 0 where it has just that one."""
 
 
 def parse_holes(text: str, where: str = "prompt") -> list[Piece]:
     """Cut a text at its holes. `[MASK:12]` is twelve tokens, `[MASK]` one; neighbouring `[MASK]` are one hole.
 
-    `\\[MASK:12]` means those characters themselves.
+    `[MASK:4-16]` is a hole of four to sixteen tokens. `\\[MASK:12]` means those characters themselves.
     """
     pieces: list[Piece] = []
     at, bare = 0, False  # `bare`: the last piece is a hole of single masks
@@ -42,24 +45,35 @@ def parse_holes(text: str, where: str = "prompt") -> list[Piece]:
             pieces[-1] = Piece(hole=pieces[-1].hole + 1)
             continue
         bare = found["length"] is None
-        pieces.append(Piece(hole=1 if bare else _hole_length(found["length"], found.group(), where)))
+        least, most = (1, 1) if bare else _hole_lengths(found["length"], found.group(), where)
+        pieces.append(Piece(hole=least, most=most if most > least else 0))
     return [*pieces, Piece(text[at:])] if at < len(text) else pieces
 
 
-def _hole_length(digits: str, spelt: str, where: str) -> int:
-    length = int(digits) if digits.isascii() and digits.isdecimal() else -1
-    if not 1 <= length <= MAX_HOLE:
+def spell(pieces: Sequence[Piece]) -> str:
+    """The text that `parse_holes` cuts into these pieces."""
+    return "".join(
+        f"[MASK:{p.hole}{f'-{p.most}' if p.most else ''}]" if p.hole else f"\\{p.text}" if p.plain else p.text
+        for p in pieces
+    )
+
+
+def _hole_lengths(digits: str, spelt: str, where: str) -> tuple[int, int]:
+    """The least and the most tokens of a hole."""
+    words = digits.split("-")
+    least, *_, most = [int(word) if word.isascii() and word.isdecimal() else -1 for word in (*words, words[-1])]
+    if not (len(words) <= 2 and 1 <= least <= most <= MAX_HOLE):
         raise UserError(
-            f"{where}: {spelt}: a hole's length must be a number from 1 to {MAX_HOLE}, as in [MASK:12]; "
-            f"for these very characters write \\{spelt}"
+            f"{where}: {spelt}: a hole's length must be a number from 1 to {MAX_HOLE}, as in [MASK:12], or two of them "
+            f"between which it is chosen, the smaller one first, as in [MASK:4-16]; for these very characters write \\{spelt}"
         )
-    return length
+    return least, most
 
 
 def as_prompts(prompts: Any) -> list[str | list[int]]:
     """A list of prompts from what users give: strings, id lists, arrays, or a single one of these."""
     if isinstance(prompts, str):
-        return [prompts]
+        return [_as_prompt(prompts, "prompt 0")]
     if hasattr(prompts, "tolist"):
         prompts = prompts.tolist()
     if not isinstance(prompts, Sequence):
@@ -86,7 +100,6 @@ def continuation(lm: LM, prompt: str | list[int], gen_length: int, where: str, *
         raise UserError(
             f"{where} is empty, and {lm.config.model_type} predicts each token from the one before it: give at least one"
         )
-    _check_room(lm, len(ids) + gen_length, f"{where} has {len(ids)} tokens; with gen_length = {gen_length} that is")
     return Request(ids=tuple(ids), gen_length=gen_length, **fields)
 
 
@@ -99,6 +112,10 @@ def infilling(lm: LM, prompt: str | list[int], where: str, **fields: Any) -> Req
     if isinstance(prompt, str):
         texts, spelt = [""], False
         for piece in parse_holes(prompt, where):
+            if piece.most:
+                raise UserError(
+                    f"{where}: {spell([piece])}: one request has holes of one length each: dlm.infill chooses among several"
+                )
             encoded = [mask] * piece.hole if piece.hole else _encode(lm, piece, where)
             found = [range(piece.hole)] if piece.hole else list(runs(encoded, mask))
             holes += [range(len(ids) + hole.start, len(ids) + hole.stop) for hole in found]
@@ -119,7 +136,6 @@ def infilling(lm: LM, prompt: str | list[int], where: str, **fields: Any) -> Req
             f"{where} begins with a hole, and {lm.config.model_type} predicts each token from the one before it: "
             "put at least one token first"
         )
-    _check_room(lm, len(ids), f"{where} has")
     return Request(ids=tuple(ids), holes=tuple(holes), pieces=None if texts is None else tuple(texts), **fields)
 
 
@@ -140,6 +156,13 @@ def _is_id(entry: Any) -> bool:
 
 def _as_prompt(prompt: Any, where: str) -> str | list[int]:
     if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{where} is no Unicode text: character {error.start} is {ascii(prompt[error.start])[1:-1]}, half of a "
+                "surrogate pair"
+            ) from None
         return prompt
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()
@@ -150,7 +173,9 @@ def _as_prompt(prompt: Any, where: str) -> str | list[int]:
 
 def _encode(lm: LM, piece: Piece, where: str) -> list[int]:
     if lm.tokenizer is None:
-        raise UserError(f"{where} is text, but model {lm.name!r} has no tokenizer: give token ids instead")
+        raise UserError(
+            f"{where} is text, but model {lm.name!r} has no tokenizer: put a tokenizer.json into its folder, or give token ids"
+        )
     return list(lm.tokenizer.encode(piece.text, special=not piece.plain))
 
 
@@ -161,12 +186,6 @@ def _check_ids(lm: LM, ids: Sequence[int], where: str) -> None:
                 f"{where}: token id {token} at position {position} lies outside "
                 f"the vocabulary of {lm.config.vocab_size} tokens"
             )
-
-
-def _check_room(lm: LM, length: int, what: str) -> None:
-    limit = lm.config.max_position_embeddings
-    if lm.config.position_embedding == "learned" and length > limit:
-        raise UserError(f"{what} {length} positions, and model {lm.name!r} has learned only {limit}: make it shorter")
 
 
 def _has_hole(where: str) -> UserError:

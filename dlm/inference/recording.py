@@ -59,6 +59,14 @@ class Store(Protocol):
         ...
 
 
+class Listener(Protocol):
+    """Who gives the requests of an engine their recorders."""
+
+    def begin(self, seq: Sequence, meta: Mapping[str, Any]) -> Recorder | None:
+        """A recorder for this request, if it is to have one."""
+        ...
+
+
 class Recording:
     """A store and what all traces of one engine have in common."""
 
@@ -83,7 +91,7 @@ class Recording:
         context = {
             **self.common,
             "kind": "infill" if request.holes else "generate",
-            "sampler": {**settings.model_dump(exclude={"seed", "num_samples"}), "rule": _rule(seq)},
+            "sampler": {**settings.model_dump(mode="json", exclude={"seed", "num_samples"}), "rule": _rule(seq)},
         }
         if request.gen_length:
             context["sampler"]["block_length"] = plan.length_of_block(None if plan.open_ended else request.gen_length)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +63,15 @@ class Generation:
     text: str
     """What was generated; for infilling the whole text with its holes filled."""
     tokens: list[int]
-    """Generated ids only, up to and including end-of-text; for infilling those of all holes in order."""
+    """Generated ids only, up to and including end-of-text or the token that completed a stop string (`text` ends before
+    that string, which may be within a token); for infilling those of all holes in order."""
     nfe: int
     """Forward passes spent on this request."""
     tpf: float
     """Generated tokens a forward pass."""
     finish_reason: FinishReason
-    """"stop": it wrote end-of-text; "length": it filled what it was given."""
+    """"stop": it wrote end-of-text or a stop string; "length": it filled what it was given; "interrupted": Ctrl-C came
+    before its end."""
     request_id: str
     sample: int = 0
     holes: list[str] | None = None
@@ -80,6 +82,18 @@ class Generation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while requests were under way. `results` are those that had begun, in the order of their prompts.
+
+    The `finish_reason` of unfinished ones is "interrupted": their text shows what was not decided yet as ░, and their
+    tokens hold the mask there.
+    """
+
+    def __init__(self, results: list[Generation]) -> None:
+        super().__init__()
+        self.results = results
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,10 @@ class Script(Protocol):
         """What the sequence does in the step it has come to, where the network's rule proposes this."""
         ...
 
+    def leads(self, step: int) -> bool:
+        """Whether that step is decided here: no stop string ends the request before."""
+        ...
+
 
 @dataclass(eq=False)
 class Sequence:

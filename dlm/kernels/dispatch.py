@@ -11,6 +11,7 @@ from torch import Tensor
 from dlm.kernels import native, reference
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
+from dlm.kernels.threads import threads_now
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's own switch: its kernels run in its interpreter, on CPU tensors."""
@@ -30,6 +31,20 @@ def on_native(x: Tensor) -> bool:
     """Whether x is for the C kernels: fp32 on a CPU, no gradient asked for, of torch's own kind, whose memory is there."""
     plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.is_cpu
     return plain and not torch.is_grad_enabled() and native.available() and not INTERPRETED
+
+
+def described(dtype: torch.dtype = torch.float32, threads: int | None = None) -> str:
+    """What computes on the CPU, for reports: "2 threads, kernels in C". `threads` are those that torch will be given."""
+    given = torch.get_num_threads() if threads is None else threads
+    native_too = dtype == torch.float32 and native.available()
+    used = min(given, threads_now()) if native_too else given
+    plural = "" if given == 1 else "s"
+    number = (
+        f"{given} thread{plural}"
+        if used == given
+        else f"{used} of {given} threads, since other processes use the cores"
+    )
+    return f"{number}, kernels in C" if native_too else number
 
 
 def paged_attention(

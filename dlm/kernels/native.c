@@ -2,11 +2,13 @@
 
    Everything is written in GNU vector extensions, so that gcc and clang make AVX-512, AVX2 or NEON of the same lines.
    A row's result never depends on how many rows are computed with it, nor on the number of threads: every sum runs in
-   one order, over the row's own numbers. */
+   one order, over the row's own numbers.
+
+   Nothing whose size depends on a shape lies on the stack, since a thread of OpenMP may have little of it: the caller
+   hands over memory to work in, called `room`. */
 
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #if defined(__AVX512F__)
@@ -39,6 +41,13 @@ typedef vec loose __attribute__((aligned(4), may_alias)); /* anywhere in memory 
 #define PRAGMA(words) _Pragma(#words)
 #define SPLIT(condition) PRAGMA(omp parallel for schedule(static) num_threads(threads) if (condition))
 #define PARALLEL(n) SPLIT(threads > 1 && (n) > 1)
+
+#ifdef _OPENMP
+int omp_get_thread_num(void);
+#define THREAD omp_get_thread_num()
+#else
+#define THREAD 0
+#endif
 
 static inline vec all(float x) { return x - (vec){0}; }
 static inline vec pick(ivec which, vec yes, vec no) { return (vec)((which & (ivec)yes) | (~which & (ivec)no)); }
@@ -80,8 +89,12 @@ typedef struct { /* y = x w^T + bias */
   int64_t n, k, ld;
 } Product;
 
+#define OWN (2 * DEPTH * PANEL) /* floats that each thread of a product needs: two panels made on the way */
+
 int64_t dlm_panel(void) { return PANEL; }
-int64_t dlm_room(int64_t m) { return (m + HIGH - 1) / HIGH * STEP * DEPTH; }
+
+/* Floats of room for products of m rows: each thread's own, then the tiles of x, which all threads read. */
+int64_t dlm_room(int64_t m, int threads) { return threads * OWN + (m + HIGH - 1) / HIGH * STEP * DEPTH; }
 
 /* R rows times a panel. `a` is (depth, STEP); what is read next is fetched meanwhile, PANEL pieces of `ld`. */
 #define TILE(R)                                                                                                        \
@@ -231,21 +244,22 @@ static Panel panel_of(const Product *w, int64_t j, int64_t from, int64_t depth, 
 }
 
 /* y (m, n) = x (m, k) w^T + bias, or that added to y. A number's sum runs over the inputs in order, in pieces of DEPTH,
-   however many rows there are. `room` is what dlm_room says of m. */
+   however many rows there are. `room` holds dlm_room(m, threads) floats. */
 static void product(const Product *w, const float *x, int64_t ldx, float *y, int64_t ldy, int64_t m, int add,
                     float *room, int threads) {
   Tiling t = tiling(m);
+  float *tiles_of_x = room + threads * OWN;
   int64_t pieces = (w->k + DEPTH - 1) / DEPTH, most = (w->k + pieces * W - 1) / (pieces * W) * W;
   for (int64_t from = 0; from < w->k; from += most) {
     int64_t depth = MIN(most, w->k - from);
     int adding = add || from, last = from + most >= w->k;
-    make_tiles(t, x + from, ldx, depth, room);
+    make_tiles(t, x + from, ldx, depth, tiles_of_x);
     PARALLEL(w->n / PANEL) for (int64_t j = 0; j < w->n; j += PANEL) {
-      float made[w->panels ? 1 : depth * PANEL], edge[HIGH * PANEL];
-      Panel p = panel_of(w, j, from, depth, made);
+      float edge[HIGH * PANEL];
+      Panel p = panel_of(w, j, from, depth, room + THREAD * OWN);
       for (int64_t i = 0, at = 0; i < t.count; i++) {
         int64_t r = t.rows + (i < t.more);
-        const float *a = room + i * STEP * DEPTH, *ahead = i == t.count - 1 && j + PANEL < w->n ? p.next : 0;
+        const float *a = tiles_of_x + i * STEP * DEPTH, *ahead = i == t.count - 1 && j + PANEL < w->n ? p.next : 0;
         float *to = y + at * ldy + j;
         if (p.width == PANEL) {
           tiles[r](a, p.here, depth, ahead, p.inner, p.outer, to, ldy, adding);
@@ -275,13 +289,14 @@ static void gated(const Product *gate, const Product *up, const float *x, int64_
     return;
   }
   Tiling t = tiling(m);
-  make_tiles(t, x, ldx, depth, room);
+  float *tiles_of_x = room + threads * OWN;
+  make_tiles(t, x, ldx, depth, tiles_of_x);
   PARALLEL(f / PANEL) for (int64_t j = 0; j < f; j += PANEL) {
-    float made[gate->panels && up->panels ? 1 : 2 * depth * PANEL], g[HIGH * PANEL], u[HIGH * PANEL];
-    Panel p = panel_of(gate, j, 0, depth, made), q = panel_of(up, j, 0, depth, made + (up->panels ? 0 : depth * PANEL));
+    float *made = room + THREAD * OWN, g[HIGH * PANEL], u[HIGH * PANEL];
+    Panel p = panel_of(gate, j, 0, depth, made), q = panel_of(up, j, 0, depth, made + DEPTH * PANEL);
     for (int64_t i = 0, at = 0; i < t.count; i++) {
       int64_t r = t.rows + (i < t.more), ahead = i == t.count - 1 && j + PANEL < f;
-      const float *a = room + i * STEP * DEPTH;
+      const float *a = tiles_of_x + i * STEP * DEPTH;
       tiles[r](a, p.here, depth, ahead ? p.next : 0, p.inner, p.outer, g, PANEL, 0);
       tiles[r](a, q.here, depth, ahead ? q.next : 0, q.inner, q.outer, u, PANEL, 0);
       for (int64_t e = 0; e < r; e++) swiglu(g + e * PANEL, u + e * PANEL, out + (at + e) * f + j, p.width);
@@ -471,15 +486,20 @@ static void give_lanes(const float *found, int64_t wide, int64_t lane, vec mass,
 
 #define LANES (2 * W)
 #define PIECES 8 /* of so many lanes that one task takes: keys and values are then fetched once for all of them */
+#define TASK(e) ((2 * PIECES * LANES + KEYS) * (e)) /* floats that a thread works in */
+#define BOUNDS(spans) (((spans) + 8) / 8 * 8)       /* 64-bit numbers, one more than there are spans */
 
-/* One task: rows (own of them, LANES at a time) of one key head, `group` query heads each, over all they see. */
+/* Floats of room for attention: two lists of bounds, then each thread's own. */
+int64_t dlm_attention_room(int64_t spans, int64_t e, int threads) { return 4 * BOUNDS(spans) + threads * TASK(e); }
+
+/* One task: rows (own of them, LANES at a time) of one key head, `group` query heads each, over all they see. `room`
+   holds TASK(e) floats. */
 static void attend(const float *q, int64_t stride_q, const float *k_pages, const float *v_pages, const int32_t *table,
                    const int32_t *positions, int32_t visible, int32_t sight, const int64_t *rows,
                    const int64_t *places, int64_t first,
                    int64_t own, int64_t group, int64_t e, int64_t size, int64_t step, float scale, float *out,
-                   int64_t stride_out) {
-  float turned[PIECES * LANES * e] __attribute__((aligned(64))), found[PIECES * LANES * e] __attribute__((aligned(64)));
-  float values[KEYS * e] __attribute__((aligned(64)));
+                   int64_t stride_out, float *room) {
+  float *turned = room, *found = turned + PIECES * LANES * e, *values = found + PIECES * LANES * e;
   const float *keys[KEYS + TALL]; /* and those of the block after it, which are fetched early */
   vec best[PIECES][2], total[PIECES][2];
   ivec until[PIECES][2];
@@ -526,13 +546,15 @@ static void attend(const float *q, int64_t stride_q, const float *k_pages, const
 }
 
 /* out (w, h, e): of the packed rows those in `rows`, (w,) ascending, which are in q at `places`, (w,). Spans and pages
-   as in spans.py. */
+   as in spans.py. `room` holds dlm_attention_room(spans, e, threads) floats. */
 void dlm_paged_attention(const float *q, int64_t stride_q, const float *k_pages, const float *v_pages,
                          const int32_t *starts, const int32_t *positions, const int32_t *visible, const int32_t *tables,
                          int64_t table_width, const int32_t *sights, const int64_t *rows, const int64_t *places,
-                         float *out, int64_t spans,
+                         float *out, float *room, int64_t spans,
                          int64_t w, int64_t h, int64_t g, int64_t e, int64_t size, float scale, int threads) {
-  int64_t group = h / g, at = 0, begin[spans + 1], task_of[spans + 1]; /* first of each span's rows, and of its tasks */
+  int64_t group = h / g, at = 0;
+  int64_t *begin = (int64_t *)room, *task_of = begin + BOUNDS(spans); /* first of each span's rows, and of its tasks */
+  float *own = room + 4 * BOUNDS(spans);
   begin[0] = task_of[0] = 0;
   for (int64_t i = 0; i < spans; i++) {
     while (at < w && rows[at] < starts[i + 1]) at++;
@@ -546,7 +568,7 @@ void dlm_paged_attention(const float *q, int64_t stride_q, const float *k_pages,
     int64_t head = (task - task_of[span]) / parts, first = (task - task_of[span]) % parts * PIECES * LANES;
     attend(q + head * group * e, stride_q, k_pages + head * e, v_pages + head * e, tables + span * table_width,
            positions, visible[span], sights[span], rows + begin[span], places + begin[span], first, MIN(PIECES * LANES, lanes - first), group,
-           e, size, g * e, scale, out + (begin[span] * h + head * group) * e, h * e);
+           e, size, g * e, scale, out + (begin[span] * h + head * group) * e, h * e, own + THREAD * TASK(e));
   }
 }
 
@@ -574,10 +596,11 @@ typedef struct { /* what stays as long as the same spans are run */
   uint8_t *known; /* (v,): of which tokens; first and known may be 0 */
 } Run;
 
-/* qkv (n, width) of the first layer, of n ids: computed for tokens that are new, and kept. normed and few are (n, d). */
+/* qkv (n, width) of the first layer, of n ids: computed for tokens that are new, and kept. normed and few are (n, d),
+   fresh (n,). */
 static void first_projections(const Network *net, const Layer *layer, const Run *run, const float *table,
-                              const int64_t *ids, float *few, float *normed, float *qkv) {
-  int64_t n = run->n, d = net->d, width = (net->h + 2 * net->g) * net->e, m = 0, *fresh = malloc(n * sizeof *fresh);
+                              const int64_t *ids, int64_t *fresh, float *few, float *normed, float *qkv) {
+  int64_t n = run->n, d = net->d, width = (net->h + 2 * net->g) * net->e, m = 0;
   for (int64_t i = 0; i < n; i++)
     if (!run->known[ids[i]]) {
       run->known[ids[i]] = 1;
@@ -589,16 +612,23 @@ static void first_projections(const Network *net, const Layer *layer, const Run 
     product(layer->qkv + i, normed, d, qkv + at, width, m, 0, run->room, net->threads);
   for (int64_t i = 0; i < m; i++) memcpy(run->first + fresh[i] * width, qkv + i * width, width * sizeof(float));
   for (int64_t i = 0; i < n; i++) memcpy(qkv + i * width, run->first + ids[i] * width, width * sizeof(float));
-  free(fresh);
+}
+
+/* Floats of room for dlm_layers with n rows in so many spans. */
+int64_t dlm_layers_room(const Network *net, int64_t n, int64_t spans) {
+  int64_t shared = dlm_room(n, net->threads) + dlm_attention_room(spans, net->e, net->threads) + 2 * n;
+  return shared + n * (3 * net->d + (3 * net->h + 2 * net->g) * net->e + 2 * net->f);
 }
 
 /* Final hidden states (w, d) of the wanted rows, after the last norm, from the rows of a table (v, d) that n ids name;
-   returns the place of an id that is not in it, or -1. `room` holds dlm_room(n) floats and n times 3 d + (3 h + 2 g) e + 2 f. */
+   returns the place of an id that is not in it, or -1. run->room holds dlm_layers_room(net, n, spans) floats. */
 int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, const float *last_norm, const float *table,
                    int64_t v, const int64_t *ids, const int64_t *wanted, int64_t w, float *out) {
   int64_t n = run->n, d = net->d, h = net->h, g = net->g, e = net->e, f = net->f, width = (h + 2 * g) * e;
   int threads = net->threads;
-  float *room = run->room, *normed = room + dlm_room(n), *qkv = normed + n * d, *turned = qkv + n * width;
+  float *room = run->room, *attention = room + dlm_room(n, threads);
+  int64_t *fresh = (int64_t *)(attention + dlm_attention_room(run->spans, e, threads));
+  float *normed = (float *)(fresh + n), *qkv = normed + n * d, *turned = qkv + n * width;
   float *seen = turned + n * h * e, *wide = seen + n * h * e, *act = wide + n * f, *few = act + n * f;
   float *x = few + n * d;
   for (int64_t i = 0; i < n; i++) {
@@ -611,7 +641,7 @@ int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, cons
     int last = number == net->layers - 1, apart = last && number > 0 && layer->apart;
     const int64_t *asked = last ? wanted : run->all_rows, *places = apart ? run->all_rows : asked;
     if (number == 0 && run->first) {
-      first_projections(net, layer, run, table, ids, few, normed, qkv);
+      first_projections(net, layer, run, table, ids, fresh, few, normed, qkv);
     } else if (apart) { /* queries only of the wanted rows */
       dlm_rms_norm(x, d, d, 0, layer->attn_norm, net->eps, normed, 0, n, 1, d, threads);
       for (int64_t i = 1, at = h * e; i < 3 && layer->qkv[i].n; at += layer->qkv[i++].n)
@@ -638,8 +668,8 @@ int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, cons
       x = few, n = w;
     }
     dlm_paged_attention(turned, h * e, keys, values, run->starts, run->positions, run->visible, run->tables,
-                        run->table_width, run->sights, asked, places, seen, run->spans, n, h, g, e, run->page_size,
-                        1.0f / sqrtf((float)e), threads);
+                        run->table_width, run->sights, asked, places, seen, attention, run->spans, n, h, g, e,
+                        run->page_size, 1.0f / sqrtf((float)e), threads);
     product(&layer->o, seen, h * e, x, d, n, 1, room, threads);
     dlm_rms_norm(x, d, d, 0, layer->mlp_norm, net->eps, normed, 0, n, 1, d, threads);
     gated(&layer->gate, &layer->up, normed, d, act, n, wide, room, threads);

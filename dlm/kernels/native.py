@@ -1,15 +1,10 @@
 """The kernels for fp32 tensors on a CPU, in C: compiled when they are first needed, kept for the next time.
 
-Where there is no C compiler, or DLM_NATIVE=0, the twins compute. Knows nothing of requests or models.
+Where they cannot be had, or with DLM_NATIVE=0, the twins compute; DLM_NATIVE=1 makes it an error that they cannot.
 """
 
 import ctypes
-import hashlib
 import os
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -19,8 +14,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dlm.errors import UserError
+from dlm.kernels.built import LOG, load
+from dlm.kernels.compiler import BuildError, NoCompiler, Unfinished, compiler
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
+from dlm.kernels.threads import threads_now
 
 SOURCE = Path(__file__).with_name("native.c")
 FLAGS = {
@@ -34,11 +33,13 @@ SIGNATURES = {
     "dlm_gated": [_P, _P, _P, _I, _P, _I, _P, _P, ctypes.c_int],
     "dlm_rope_write": [_P, _I, _P, _I, _P, _I, _P, _P, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, ctypes.c_int],
     "dlm_paged_attention": [
-        *[_P, _I, _P, _P, _P, _P, _P, _P, _I, _P, _P, _P, _P, _I, _I, _I, _I, _I, _I],
+        *[_P, _I, _P, _P, _P, _P, _P, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _I],
         *[ctypes.c_float, ctypes.c_int],
     ],
     "dlm_panel": [],
-    "dlm_room": [_I],
+    "dlm_room": [_I, ctypes.c_int],
+    "dlm_attention_room": [_I, _I, ctypes.c_int],
+    "dlm_layers_room": [_P, _I, _I],
     "dlm_panels": [_P, _I, _I, _I, _P, ctypes.c_int],
     "dlm_checksum": [_P, _I, _I, _I],
     "dlm_linear": [_P, _P, _I, _P, _I, _P, ctypes.c_int],
@@ -46,9 +47,11 @@ SIGNATURES = {
     "dlm_first": [_P, _P, _P, _P, _I, _I],
     "dlm_confidence": [_P, _I, _I, ctypes.c_int, _P, _P, _P, _P, _P, _I, _I, ctypes.c_int],
 }
-RESULTS = {"dlm_panel": _I, "dlm_room": _I, "dlm_layers": _I, "dlm_checksum": ctypes.c_uint64}
+_SIZES = dict.fromkeys(("dlm_panel", "dlm_room", "dlm_attention_room", "dlm_layers_room", "dlm_layers"), _I)
+RESULTS = {**_SIZES, "dlm_checksum": ctypes.c_uint64}
 OPENMP = ", OpenMP"
 _off = os.environ.get("DLM_NATIVE") == "0"
+_demanded = os.environ.get("DLM_NATIVE") == "1"
 
 
 class Product(ctypes.Structure):
@@ -58,10 +61,16 @@ class Product(ctypes.Structure):
 
 
 def available() -> bool:
-    """Whether the kernels could be built, and are wanted: where they know one thread only, they do not do for more."""
-    if _off or library()[0] is None:
+    """Whether the kernels could be built and are not switched off. Built without OpenMP they serve one thread only.
+
+    UserError if DLM_NATIVE=1 and they could not be built.
+    """
+    if _off:
         return False
-    return OPENMP in library()[1] or torch.get_num_threads() == 1
+    found, how = library()
+    if found is None and _demanded:
+        raise UserError(f"DLM_NATIVE = 1 demands the kernels in C, and they cannot be had: {how}")
+    return found is not None and (OPENMP in how or torch.get_num_threads() == 1)
 
 
 @contextmanager
@@ -77,52 +86,26 @@ def twins_only() -> Iterator[None]:
 
 @cache
 def library() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled kernels, and how they were compiled; or None, and why not."""
-    compiler = shlex.split(os.environ.get("CC", "")) or list(filter(shutil.which, ("cc", "gcc", "clang")))[:1]
-    if not compiler:
-        return None, "no C compiler was found: install gcc or clang, or name one in CC"
-    told_as = " ".join(compiler)
+    """The compiled kernels, and how they were compiled; or None, and why not: what a user can mend is also logged, once."""
+    if os.name != "posix":
+        return None, f"they are not built on {os.name}"
     capability = torch.backends.cpu.get_cpu_capability()
     common = ["-std=gnu11", "-O3", "-fPIC", "-shared", *FLAGS.get(capability, [])]
-    why = ""
-    for flags in ([*common, "-fopenmp"], common):  # Apple's clang has no OpenMP
-        try:
-            found = ctypes.CDLL(str(_built(compiler, flags)))
-        except (OSError, subprocess.SubprocessError) as error:
-            told = getattr(error, "stderr", None)
-            why = f"{told_as} {' '.join(flags)}: {told.decode(errors='replace').strip() if told else error}"
-            continue
-        for name, types in SIGNATURES.items():
-            getattr(found, name).argtypes, getattr(found, name).restype = types, RESULTS.get(name)
-        return found, f"{told_as}, {capability}{OPENMP if '-fopenmp' in flags else ', one thread'}"
-    return None, why
-
-
-def _built(compiler: list[str], flags: list[str]) -> Path:
-    """The shared library of this source, compiler and flags; made if it is not there yet."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
-    key = hashlib.sha256(SOURCE.read_bytes() + version + " ".join([*compiler, *flags]).encode()).hexdigest()[:16]
-    folder = _folder()
-    path = folder / f"native-{key}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as room:
-            made = Path(room) / path.name
-            subprocess.run([*compiler, *flags, str(SOURCE), "-o", str(made), "-lm"], capture_output=True, check=True)
-            made.replace(path)
-    return path
-
-
-def _folder() -> Path:
-    """Where compiled kernels are kept: $XDG_CACHE_HOME/dlm, ~/.cache/dlm, or for this process alone."""
-    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = (Path(base) if base else Path.home() / ".cache") / "dlm"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except (OSError, RuntimeError):
-        pass
-    return Path(tempfile.mkdtemp(prefix="dlm-"))
+        command = compiler()
+        try:
+            found, openmp = load(SOURCE, command, [*common, "-fopenmp"], SIGNATURES), OPENMP
+        except Unfinished:
+            raise
+        except BuildError:  # Apple's clang has no OpenMP
+            found, openmp = load(SOURCE, command, common, SIGNATURES), ", one thread"
+    except BuildError as error:
+        if not (_demanded or isinstance(error, NoCompiler)):  # the former is an error, the latter no surprise
+            LOG.warning("the kernels in C are not used: %s; torch's own do their work, slower", error)
+        return None, str(error)
+    for name, types in SIGNATURES.items():
+        getattr(found, name).argtypes, getattr(found, name).restype = types, RESULTS.get(name)
+    return found, f"{' '.join(command)}, {capability}{openmp}"
 
 
 def panels(w: Float[Tensor, "n k"]) -> Float[Tensor, "p k width"]:
@@ -139,9 +122,9 @@ def checksum(w: Float[Tensor, "n k"]) -> int:
     return _library().dlm_checksum(w.data_ptr(), w.stride(0), *w.shape)
 
 
-def room_for(rows: int) -> int:
+def room_for(rows: int, threads: int) -> int:
     """How many floats a product of so many rows needs to work in."""
-    return _library().dlm_room(rows)
+    return _library().dlm_room(rows, threads)
 
 
 def linear(
@@ -149,24 +132,30 @@ def linear(
 ) -> Float[Tensor, "m n"]:
     """x w^T + bias. A row's numbers do not depend on the other rows, nor on how many there are.
 
-    It works in `room`, of `room_for(m)` floats at least, if it is given.
+    It works in `room` if it is given and large enough.
     """
-    x = x.contiguous()
+    x, threads = x.contiguous(), threads_now()
     m, k = x.shape
-    out, room = torch.empty(m, product.n), torch.empty(room_for(m)) if room is None else room
-    given = x.data_ptr(), k, out.data_ptr(), m, room.data_ptr(), torch.get_num_threads()
-    _library().dlm_linear(ctypes.byref(product), *given)
+    out, floats = torch.empty(m, product.n), room_for(m, threads)
+    if room is None or len(room) < floats:
+        room = torch.empty(floats)
+    _library().dlm_linear(ctypes.byref(product), x.data_ptr(), k, out.data_ptr(), m, room.data_ptr(), threads)
     return out
 
 
 def gated(gate: Product, up: Product, x: Float[Tensor, "m k"]) -> Float[Tensor, "m f"]:
     """silu(x gate^T) * (x up^T)."""
-    x = x.contiguous()
+    x, threads = x.contiguous(), threads_now()
     m, k = x.shape
-    out, wide, room = torch.empty(m, gate.n), torch.empty(m, gate.n), torch.empty(room_for(m))
-    given = x.data_ptr(), k, out.data_ptr(), m, wide.data_ptr(), room.data_ptr(), torch.get_num_threads()
+    out, wide, room = torch.empty(m, gate.n), torch.empty(m, gate.n), torch.empty(room_for(m, threads))
+    given = x.data_ptr(), k, out.data_ptr(), m, wide.data_ptr(), room.data_ptr(), threads
     _library().dlm_gated(ctypes.byref(gate), ctypes.byref(up), *given)
     return out
+
+
+def layers_room(network: ctypes.Structure, rows: int, spans: int) -> int:
+    """How many floats `layers` needs to work in; the network says on how many threads."""
+    return _library().dlm_layers_room(ctypes.byref(network), rows, spans)
 
 
 def layers(
@@ -200,10 +189,10 @@ def _library() -> ctypes.CDLL:
     return found
 
 
-def _call(name: str, *arguments: Tensor | float | None) -> None:
-    """Tensors go by their address; the number of threads is torch's."""
+def _call(name: str, *arguments: Tensor | float | None, threads: int | None = None) -> None:
+    """Tensors go by their address."""
     given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
-    getattr(_library(), name)(*given, torch.get_num_threads())
+    getattr(_library(), name)(*given, threads_now() if threads is None else threads)
 
 
 def rms_norm(
@@ -258,10 +247,11 @@ def paged_attention(
     n, h, e = q.shape
     rows = torch.arange(n) if rows is None else rows
     starts, positions, visible, tables, sights = spans.packed(block_length)
-    out = torch.empty(len(rows), h, e)
+    threads = threads_now()
+    out, room = torch.empty(len(rows), h, e), torch.empty(_library().dlm_attention_room(len(visible), e, threads))
     shape = len(visible), len(rows), h, k_pages.shape[2], e, k_pages.shape[1], e**-0.5 if scale is None else scale
     inputs = q, q.stride(0), k_pages, v_pages, starts, positions, visible, tables, tables.shape[1], sights, rows, rows
-    _call("dlm_paged_attention", *inputs, out, *shape)
+    _call("dlm_paged_attention", *inputs, out, room, *shape, threads=threads)
     return out
 
 

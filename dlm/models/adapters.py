@@ -14,7 +14,7 @@ from dlm.models.attention import Attention
 from dlm.models.converting import convert
 from dlm.models.families import config_from_hub
 from dlm.models.lm import LM
-from dlm.models.quantise import is_quantised
+from dlm.models.quantise import is_quantised, quiet
 from dlm.models.settings import read_json
 from dlm.models.transformer import MLP, Transformer
 
@@ -47,6 +47,7 @@ def attach(
 
 def require() -> Any:
     """peft, or an error that says how to get it."""
+    quiet()  # peft imports bitsandbytes where it is installed
     try:
         import peft
     except ImportError as error:
@@ -74,14 +75,14 @@ def is_adapted(network: nn.Module) -> bool:
     return hasattr(network, "peft_config")
 
 
-def save(lm: LM, folder: Path, *, dtype: str = "float32") -> None:
+def save(lm: LM, folder: Path, *, dtype: str = "float32", overwrite: bool = False) -> None:
     """The adapters alone, in peft's format, with config and tokenizer of what they were trained on."""
-    from dlm.models.export import DTYPES, portable, replacing, write_settings  # which know how to load, and so adapters
+    from dlm.models.export import DTYPES, portable, replacing, write_settings  # which imports this file
 
     found = require().get_peft_model_state_dict(lm.network, save_embedding_layers=False)
     weights = {OUTER + name: w.detach().to("cpu", DTYPES[dtype]).contiguous() for name, w in found.items()}
     settings: Any = lm.network.peft_config
-    with replacing(folder) as work:
+    with replacing(folder, overwrite) as work:
         write_settings(lm, portable(lm.config), work, lm.dtype)
         save_file(weights, work / WEIGHTS)
         settings["default"].save_pretrained(str(work))

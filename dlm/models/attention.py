@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from dlm.kernels.dispatch import on_triton, rms_norm
 from dlm.models.config import AttentionKind, ModelConfig
-from dlm.models.streams import block_sight, dense_sight, flex_attend
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q (b, l, h, e), k (b, l, g, e), v (b, l, g, e)) -> (b, l, h, e); q and k come as projected, not yet rotated.
@@ -77,9 +76,12 @@ def dense_attend(
     causal = spec.kind == "causal" and valid is None and not spec.apart
     allowed = blocks = None
     if spec.kind == "two_stream":
-        assert valid is None and spec.block_length is not None and not spec.apart
+        # Imported here: with FlexAttention comes torch._dynamo, a second of every start.
+        from dlm.models.streams import block_sight, dense_sight
+
+        assert spec.block_length is not None and not spec.apart
         streams = positions.shape[1] // 2, spec.block_length, positions.device
-        if positions.is_cuda:
+        if positions.is_cuda and valid is None:
             blocks = block_sight(*streams)
         else:
             allowed = dense_sight(*streams)
@@ -101,6 +103,8 @@ def dense_attend(
         grouped = q.shape[2] != k.shape[2]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if blocks is not None:
+            from dlm.models.streams import flex_attend
+
             return flex_attend(q, k, v, blocks.to(q.device)).transpose(1, 2)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=here, is_causal=causal, enable_gqa=grouped)
         return out.transpose(1, 2)

@@ -108,6 +108,20 @@ class ModelConfig(BaseModel):
     initializer_range: Number = Field(default=0.02, gt=0, description="standard deviation of initial weights")
     moe: MoEConfig | None = Field(default=None, description="mixture of experts; none: dense")
 
+    @property
+    def context_length(self) -> int:
+        """Positions the network was made for: `max_position_embeddings`, or more where the rotation is stretched.
+
+        YaRN and linear scaling multiply the length they say they started from; llama3's checkpoints name the stretched
+        length already.
+        """
+        limit, scaling = self.max_position_embeddings, self.rope_scaling or {}
+        kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+        before = scaling.get("original_max_position_embeddings") or limit
+        if kind in ("yarn", "linear") and isinstance(factor, (int, float)) and isinstance(before, (int, float)):
+            return max(limit, int(before * factor))
+        return limit
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.num_attention_heads % self.num_key_value_heads:

@@ -1,4 +1,4 @@
-"""Checkpoints written in the hub's layout, whole or not at all. Knows nothing of training."""
+"""Checkpoints written in the hub's layout, whole or not at all."""
 
 import json
 import os
@@ -10,65 +10,152 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from dlm.errors import UserError
+from dlm.models import adapters
 from dlm.models.config import ModelConfig
 from dlm.models.families import FAMILIES, config_from_hub, config_to_hub, family_of
 from dlm.models.layout import HubTensor, hub_layout
 from dlm.models.lm import LM, require_lm
 from dlm.models.loading import DTYPES, INDEX, WEIGHTS
+from dlm.models.portable import AUTO_MAP, hub_code, local_code, write_code
 from dlm.models.quantise import is_quantised
+from dlm.models.settings import read_json
 
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "tokenizer_config.json")
+BESIDE = ("README.md", "LICENSE", "special_tokens_map.json", "chat_template.jinja")
+"""What may lie in a new checkpoint's folder already, besides a tokenizer."""
+NATIVE = ("qwen2", "qwen3", "llama")
+"""Families that transformers has itself."""
+READ_FIRST = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+"""Tokenizer files that would be read in place of what `Tokenizer.save` writes."""
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
 
 
 def save(
     lm: LM,
     folder: str | Path,
+    family: str | None = None,
     *,
     dtype: str | None = None,
-    family: str | None = None,
     max_shard_size: int = 5 * 10**9,
+    code: bool = True,
+    overwrite: bool = False,
 ) -> None:
-    """Write config, weights (in `dtype`, sharded above `max_shard_size` bytes), tokenizer and generation config.
+    """Write a checkpoint that `dlm.load` and transformers read: config, weights, tokenizer, generation config.
 
-    The files are made and synced in a temporary folder beside `folder`, then moved into place, so that an interrupted
-    save leaves what was there. A configuration that its family cannot express is written as family `dlm`; with `family`
-    the weights go under that family's own attention, as a converted Qwen3 into one that transformers runs as causal.
+    `family` is the layout: "llama", "qwen2" or "qwen3" for a causal model that transformers runs by itself, a published
+    diffusion family ("llada", "sdar", …) for that family's own code, "dlm" for any network. By default it is the model's
+    own family, or "dlm" where that family cannot express the network, as after `convert`. With `code`, a "dlm" folder
+    holds modelling code too, and `AutoModel.from_pretrained(folder, trust_remote_code=True)` reads it without this package.
+    Weights are stored in `dtype` (default: as they are), in shards of at most `max_shard_size` bytes. Adapters that are
+    not merged are written alone, in peft's format.
+
+    All files are made and synced in a temporary folder, then moved into place: an interrupted save leaves what was there.
+    An earlier checkpoint in `folder` is replaced. A folder that holds other files and no checkpoint is refused unless
+    `overwrite`. UserError also for a family that cannot express the network, for quantised weights, and for a folder
+    that cannot be written.
     """
     require_lm(lm, "save()")
     folder = Path(folder)
     kind = lm.dtype if dtype is None else DTYPES.get(dtype)
     if kind is None:
         raise UserError(f"dtype={dtype!r} is not known; use {', '.join(DTYPES)}")
+    if lm.network.group is not None:
+        raise UserError(f"model {lm.name!r} is split over processes: load it with tensor_parallel=1, then save it")
+    if adapters.is_adapted(lm.network):
+        if family is not None:
+            raise UserError(
+                f"family = {family!r}: model {lm.name!r} has adapters that are not merged; load it with merge=True, or leave "
+                "family out to save the adapters alone"
+            )
+        return adapters.save(lm, folder, dtype=dtype or "float32", overwrite=overwrite)
     if is_quantised(lm.network):
         raise UserError(f"model {lm.name!r} is quantised, which no family's layout can say: save it before that")
     config = portable(lm.config) if family is None else belonging(lm.config, family)
-    with replacing(folder) as work:
-        write_settings(lm, config, work, kind)
+    with replacing(folder, overwrite) as work:
+        write_settings(lm, config, work, kind, code)
         write_weights(lm, config, work, kind, max_shard_size)
 
 
+def check_folder(folder: Path) -> None:
+    """UserError where a checkpoint cannot or should not be written: it may replace a checkpoint, but not other files."""
+    with _writing(folder):
+        if not folder.is_dir():
+            if folder.exists():
+                raise UserError(f"{folder} is a file: give a folder")
+            return
+        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    others = [name for name in names if name not in (*TOKENIZER, *BESIDE)]
+    if others and "adapter_config.json" not in names and "model_type" not in read_json(folder / "config.json"):
+        raise UserError(
+            f"{folder} holds {others[0]!r} and is no checkpoint: give a new folder, or overwrite=True (--overwrite) to "
+            "write into this one"
+        )
+
+
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder`, whose files take their places there at the end, unless an error ends it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+def replacing(folder: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder whose files take their places in `folder` at the end, unless an error ends the block."""
+    if not overwrite:
+        check_folder(folder)
+    with _writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Inside a folder that is there: it may be on another disk than its parent, or its parent read-only.
+        where = folder if folder.is_dir() else folder.parent
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=where))
+        try:
+            yield work
+            _publish(work, folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Read-only folders, full disks and the like, in one line."""
     try:
-        yield work
-        _publish(work, folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, OSError) and error.filename in [str(path) for path in folder.parents]:
+            reason += f": {error.filename}"
+        raise UserError(
+            f"{folder} cannot be written ({reason}): give a folder that you may write to, on a disk with room for it"
+        ) from error
 
 
-def write_settings(lm: LM, config: ModelConfig, folder: Path, dtype: torch.dtype) -> None:
+def write_settings(lm: LM, config: ModelConfig, folder: Path, dtype: torch.dtype, code: bool = False) -> None:
     """Everything but the weights."""
-    _write_json(folder / "config.json", hub_settings(lm, config, dtype))
+    settings = hub_settings(lm, config, dtype)
+    if code and config.model_type == "dlm":
+        settings["auto_map"] = AUTO_MAP
+        write_code(folder)
+    elif lm.settings and family_of(lm.settings) == config.model_type:  # the checkpoint's own code goes along
+        for file in (files := local_code(lm.settings.get("auto_map"), Path(lm.name))):
+            shutil.copyfile(file, folder / file.name)
+        if files:
+            settings["auto_map"] = lm.settings["auto_map"]
+    _write_json(folder / "config.json", settings)
     _write_json(folder / "generation_config.json", _generation(lm))
     if lm.tokenizer is not None:
         lm.tokenizer.save(folder)
+
+
+def readers(folder: Path) -> str:
+    """How transformers reads a saved checkpoint, in one line for a user."""
+    hub = read_json(folder / "config.json")
+    family, where = family_of(hub), str(folder)
+    if family in NATIVE:
+        return f"family {family}, AutoModelForCausalLM.from_pretrained({where!r})"
+    distant = hub_code(hub.get("auto_map"))
+    if distant or local_code(hub.get("auto_map"), folder):
+        fetched = ", which fetches the family's code from the hub" if distant else ""
+        return f"family {family}, AutoModel.from_pretrained({where!r}, trust_remote_code=True){fetched}"
+    return f"family {family}, dlm.load({where!r}) or the family's published code; --family dlm brings code along"
 
 
 def portable(config: ModelConfig) -> ModelConfig:
@@ -82,6 +169,11 @@ def belonging(config: ModelConfig, family: str) -> ModelConfig:
     if family not in FAMILIES:
         raise UserError(f"family = {family!r} is not known; known: {', '.join(FAMILIES)}")
     own = FAMILIES[family]
+    if own.attention == "block_causal" and config.block_length is None:
+        raise UserError(
+            f"family = {family!r} decodes block by block, and this model has no block_length: "
+            "dlm.models.convert(lm, 'block_causal', block_length=32) makes it one that does"
+        )
     changes: dict[str, Any] = {"model_type": family}
     if family != "dlm":  # which says everything itself
         changes |= {"attention": own.attention, "mask_in_softmax": own.mask_in_softmax}
@@ -106,6 +198,8 @@ def hub_settings(lm: LM, config: ModelConfig, dtype: torch.dtype) -> dict[str, A
     for key in IDS:
         if isinstance(kept.get(key), list) and hub.get(key) in kept[key]:
             hub[key] = kept[key]
+    if config.model_type == "dlm":  # whose code lies in the folder, and is not there yet
+        hub.pop("auto_map", None)
     for key in ("rope_parameters", "dtype"):  # said once: in the spelling that every version of transformers reads
         hub.pop(key, None)
     return {**hub, "torch_dtype": str(dtype).removeprefix("torch.")}
@@ -168,6 +262,8 @@ def _publish(work: Path, folder: Path) -> None:
         os.rename(work, folder)
     else:
         stale = {path.name for path in (*folder.glob("model*.safetensors"), *folder.glob(INDEX))}
+        if (work / "tokenizer.json").is_file():
+            stale |= {name for name in READ_FIRST if (folder / name).is_file()}
         for path in files:
             os.replace(path, folder / path.name)
         for name in stale - {path.name for path in files}:

@@ -3,6 +3,7 @@
 import difflib
 import re
 import reprlib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -10,6 +11,16 @@ from dlm.errors import UserError
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 """What is downloaded: never pickled weights, never code."""
+TOKENIZER_FILES = [
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "*.jinja",
+    "*.model",
+    "vocab.*",
+    "*.tiktoken",
+    "merges.txt",
+]
+"""What is downloaded where the tokenizer alone is needed."""
 
 
 def bundled() -> dict[str, Path]:
@@ -33,7 +44,7 @@ def _about(card: Path) -> str:
     return re.split(r"(?<=\.)\s", first, maxsplit=1)[0]
 
 
-def find(name: str | Path, revision: str | None = None) -> Path:
+def find(name: str | Path, revision: str | None = None, files: Sequence[str] = HUB_FILES) -> Path:
     """The folder of a checkpoint; a hub id is downloaded into the hub's own cache."""
     if not isinstance(name, str | Path):
         raise UserError(f"a model is named by a bundled name, a folder or a hub id, not by {reprlib.repr(name)}")
@@ -61,7 +72,19 @@ def find(name: str | Path, revision: str | None = None) -> Path:
             f"no model {text!r}: no such folder{_beside(path)}; for a hub id of the same spelling, name its revision "
             '("main")'
         )
-    return _download(text, revision)
+    return _download(text, revision, files)
+
+
+def find_tokenizer(name: str | Path) -> Path:
+    """The folder or file of a tokenizer, for `load_tokenizer`: of a bundled model, a folder, a tokenizer.json, a hub id."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    try:
+        return find(name, files=TOKENIZER_FILES)
+    except UserError as error:
+        reason = str(error).removeprefix(f"no model {str(name)!r}: ")
+        raise UserError(f"no tokenizer {str(name)!r}: {reason}; dlm-tokenizer makes a folder with one") from error
 
 
 def _beside(path: Path) -> str:
@@ -80,11 +103,11 @@ def _beside(path: Path) -> str:
     return f"; {path.parent} has {', '.join(there[:5])}{more}"
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, files: Sequence[str]) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
     except errors.GatedRepoError as error:
         raise UserError(f"{name} is gated: accept its terms on the hub, then `hf auth login`") from error
     except errors.RepositoryNotFoundError as error:

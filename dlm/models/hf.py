@@ -18,17 +18,16 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from dlm.errors import UserError
 from dlm.models.config import ModelConfig
-from dlm.models.export import hub_settings, portable
+from dlm.models.export import NATIVE, hub_settings, portable
 from dlm.models.families import FAMILIES, config_from_hub
 from dlm.models.layout import hub_layout
 from dlm.models.lm import LM
 from dlm.models.packing import align
+from dlm.models.portable import hub_code
 from dlm.models.transformer import Transformer
 
 FUSED = ("llada_moe", "llada2_moe")
 """Families whose checkpoints need more than new names: `dlm.load` reads them, `wrap` brings them here as `dlm`."""
-NATIVE = ("qwen2", "qwen3", "llama")
-"""Families that transformers has itself."""
 
 
 class HubConfig(PretrainedConfig):
@@ -36,6 +35,8 @@ class HubConfig(PretrainedConfig):
 
     def __post_init__(self, **hub: Any) -> None:
         hub.pop("model_type", None)
+        if found := hub_code(hub.pop("auto_map", None)):  # code in the folder would not be saved with this class
+            hub["auto_map"] = found
         scaling = hub.pop("rope_scaling", None)
         if scaling:  # the spelling that transformers 5 keeps
             hub["rope_parameters"] = {**scaling, "rope_theta": hub.pop("rope_theta", 10_000.0)}

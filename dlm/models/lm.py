@@ -157,12 +157,11 @@ class LM:
             self.network.move(where, kind)
         return self
 
-    def save(self, folder: str | Path, **options: Any) -> None:
-        """Write the checkpoint in its family's hub layout, or unmerged adapters alone; see `dlm.models.save`."""
-        from dlm.models import adapters, export
+    def save(self, folder: str | Path, family: str | None = None, **options: Any) -> None:
+        """`dlm.save(self, folder, …)`, without modelling code unless code=True; unmerged adapters are written alone."""
+        from dlm.models import export
 
-        save = adapters.save if adapters.is_adapted(self.network) else export.save
-        save(self, Path(folder), **options)
+        export.save(self, folder, family, **{"code": False, **options})
 
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.network.parameters())

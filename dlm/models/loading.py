@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dlm.data.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 @subnormals_as_zeros()
@@ -59,8 +58,6 @@ def load(
         raise UserError(
             "tensor_parallel splits whole plain weights: save the model with its adapter merged, unquantised"
         )
-    if quantize:
-        require(quantize, where)
     settings = read_json(folder / "config.json")
     if not settings:
         raise UserError(f"{folder} has no config.json, so it is not a checkpoint")
@@ -74,6 +71,8 @@ def load(
     generation, tokenizer = read_json(folder / "generation_config.json"), _tokenizer(folder)
     ids = special_ids(generation, tokenizer, str(folder / "generation_config.json"))
     config = config_from_hub(settings, str(folder / "config.json"), ids)
+    if quantize:
+        require(quantize, where, config)
     if tensor_parallel > 1:
         network = _split(config, folder, where, pick_dtype(dtype, settings, where), tensor_parallel)
     else:
@@ -95,6 +94,13 @@ def _split(config: ModelConfig, folder: Path, device: torch.device, dtype: torch
     check_divisible(config, size)
     mesh, own = join(size, device)
     return parallelise(read_network(config, folder, torch.device("cpu"), dtype), mesh, own)
+
+
+def config_of(name: str | Path) -> ModelConfig:
+    """The shape of a model by bundled name, folder or hub id, without its weights; of an adapter, its base model's."""
+    folder = find(name)
+    folder = find(adapters.base_of(folder) or folder)
+    return config_from_hub(read_json(folder / "config.json"), str(folder / "config.json"))
 
 
 def special_ids(
@@ -129,6 +135,13 @@ def pick_dtype(dtype: str | torch.dtype, settings: Mapping[str, Any], device: to
     if name not in DTYPES:
         raise UserError(f"dtype={reprlib.repr(name)} is not known; use auto, {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def stored_dtype(folder: Path) -> str:
+    """The dtype that a checkpoint says its weights have."""
+    settings = read_json(folder / "config.json")
+    name = str(settings.get("dtype") or settings.get("torch_dtype") or "float32").removeprefix("torch.")
+    return name if name in DTYPES else "float32"
 
 
 def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> Transformer:
@@ -241,8 +254,6 @@ def _harmless(hub: str, config: ModelConfig) -> bool:
 
 
 def _tokenizer(folder: Path) -> "Tokenizer | None":
-    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-        return None
-    from dlm.data.tokenizer import load_tokenizer
+    from dlm.data.tokenizer import has_vocabulary, load_tokenizer
 
-    return load_tokenizer(folder)
+    return load_tokenizer(folder) if has_vocabulary(folder) else None

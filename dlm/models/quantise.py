@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dlm.errors import UserError
+from dlm.models.config import ModelConfig
 from dlm.models.transformer import Transformer
 
 Quantisation = Literal["nf4", "int8"]
@@ -19,9 +20,7 @@ def quantise(network: Transformer, kind: Quantisation, device: torch.device, dou
     Embeddings, head and norms stay as they are. `double` quantises the scales of nf4 as well. Products are computed in
     the dtype that the weights had.
     """
-    library = require(kind, device)
-    if network.config.moe is not None:
-        raise UserError(f"quantize = {kind!r}: experts are stacked, and bitsandbytes quantises single matrices only")
+    library = require(kind, device, network.config)
     for name, module in list(network.layers.named_modules()):
         if type(module) is nn.Linear:
             network.layers.set_submodule(name, QUANTISED[kind](library, module, double).to(device))
@@ -40,13 +39,13 @@ def _nf4(library: Any, linear: nn.Linear, double: bool) -> nn.Module:
     )
     found.weight = library.nn.Params4bit(weight.data, requires_grad=False, module=found, **options)
     found.bias = linear.bias
+    # The kernel for CPUs with AVX512-BF16 repacks the weights at the first forward in eval mode: it wants rows in
+    # multiples of 32, computes in bfloat16, and what is trained after that gets no gradient through the layer.
+    found.support_avx512bf16_for_cpu = False
     return found
 
 
 def _int8(library: Any, linear: nn.Linear, double: bool) -> nn.Module:
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(
-        logging.ERROR
-    )  # it says at each matrix that it casts
     found = library.nn.Linear8bitLt(
         linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False, device="meta"
     )
@@ -58,22 +57,46 @@ def _int8(library: Any, linear: nn.Linear, double: bool) -> nn.Module:
 QUANTISED: dict[str, Callable[[Any, nn.Linear, bool], nn.Module]] = {"nf4": _nf4, "int8": _int8}
 
 
-def require(kind: str, device: torch.device) -> Any:
-    """bitsandbytes, once it has multiplied by a small quantised matrix on this device; else an error with the way out."""
-    try:
-        import bitsandbytes
+def require(kind: Quantisation, device: torch.device, config: ModelConfig | None = None) -> Any:
+    """bitsandbytes, once it has multiplied by quantised matrices on this device; else an error with the way out.
 
-        small = nn.Linear(64, 64)
-        QUANTISED[kind](bitsandbytes, small, True).to(device)(torch.zeros(1, 64, device=device))
-    except ImportError as error:
-        raise UserError(f"{kind} needs bitsandbytes: pip install 'dlm[qlora]' ({error})") from error
-    except (RuntimeError, NotImplementedError, AttributeError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"this bitsandbytes cannot do {kind} on {device.type} ({reason}); upgrade it, use a CUDA device, "
-            "or leave the weights unquantised"
-        ) from error
+    With `config` they have the shapes of that network's layers, otherwise one has 64 rows and columns.
+    """
+    if config is not None and config.moe is not None:
+        raise UserError(f"quantize = {kind!r}: experts are stacked, and bitsandbytes quantises single matrices only")
+    quiet()
+    for rows, columns in [(64, 64)] if config is None else shapes(config):
+        try:
+            import bitsandbytes
+
+            plain = nn.Linear(columns, rows, device="meta")
+            plain.weight, plain.bias = nn.Parameter(torch.ones(rows, columns)), None
+            with torch.no_grad():
+                QUANTISED[kind](bitsandbytes, plain, True).to(device).eval()(torch.ones(2, columns, device=device))
+        except ImportError as error:
+            raise UserError(f"{kind} needs bitsandbytes: pip install 'dlm[qlora]' ({error})") from error
+        except (RuntimeError, NotImplementedError, AttributeError, AssertionError, OSError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            what = "" if config is None else f" for a matrix of {rows} rows and {columns} columns, which this model has"
+            raise UserError(
+                f"this bitsandbytes cannot do {kind} on {device.type}{what} ({reason}); upgrade it, use a CUDA device, "
+                "or leave the weights unquantised"
+            ) from error
     return bitsandbytes
+
+
+def shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    """(rows, columns) of the matrices that are quantised in a network of this config, each once."""
+    with torch.device("meta"):
+        layers = Transformer(config.model_copy(update={"num_hidden_layers": 1})).layers
+    found = [(m.out_features, m.in_features) for m in layers.modules() if type(m) is nn.Linear]
+    return list(dict.fromkeys(found))
+
+
+def quiet() -> None:
+    """Silence what bitsandbytes logs of kernels it lacks and of casts: it concerns speed, and comes at each import and matrix."""
+    for room in ("backends.cpu.ops", "autograd._functions"):
+        logging.getLogger(f"bitsandbytes.{room}").setLevel(logging.ERROR)
 
 
 def is_quantised(network: nn.Module) -> bool:

@@ -4,7 +4,7 @@ import reprlib
 from typing import Any
 
 from dlm.errors import UserError
-from dlm.models.config import ModelConfig
+from dlm.models.config import ModelConfig, MoEConfig
 from dlm.models.settings import Settings
 
 Fields = dict[str, Any]
@@ -21,8 +21,8 @@ def write_dlm(config: ModelConfig) -> Fields:
     return config.model_dump(mode="json")
 
 
-def _read_shape(hub: Settings) -> Fields:
-    """What every configuration in transformers' style has."""
+def _read_shape(hub: Settings, context: int = 2048) -> Fields:
+    """What every configuration in transformers' style has; `context` is the family's own where the file names none."""
     hub.only("hidden_act", "silu")
     heads, layers = hub.size("num_attention_heads"), hub.size("num_hidden_layers")
     hub.no_sliding_window(layers)
@@ -33,7 +33,7 @@ def _read_shape(hub: Settings) -> Fields:
         "num_attention_heads": heads,
         "num_key_value_heads": hub.get("num_key_value_heads", default=heads) or heads,
         "head_dim": hub.head_dim(),
-        "max_position_embeddings": hub.size("max_position_embeddings", default=2048),
+        "max_position_embeddings": hub.size("max_position_embeddings", default=context),
         "rms_norm_eps": hub.get("rms_norm_eps", default=1e-6),
         "tie_word_embeddings": hub.get("tie_word_embeddings", default=False),
         "initializer_range": hub.get("initializer_range", default=0.02),
@@ -49,7 +49,7 @@ def _write_shape(config: ModelConfig) -> Fields:
 
 def read_qwen2(hub: Settings) -> Fields:
     """Biases on q, k and v; also the shape of Dream and Fast-dLLM v2."""
-    return {**_read_shape(hub), "intermediate_size": hub.size("intermediate_size"), "qkv_bias": True}
+    return {**_read_shape(hub, 32_768), "intermediate_size": hub.size("intermediate_size"), "qkv_bias": True}
 
 
 def write_qwen2(config: ModelConfig) -> Fields:
@@ -66,10 +66,11 @@ def write_fast_dllm(config: ModelConfig) -> Fields:
     return {**write_qwen2(config), "bd_size": config.block_length}
 
 
-def read_llama(hub: Settings) -> Fields:
+def read_llama(hub: Settings, context: int = 2048) -> Fields:
     """One switch for all attention biases, one for the feed-forward's."""
     bias = hub.get("attention_bias", default=False)
-    fields = {**_read_shape(hub), "intermediate_size": hub.size("intermediate_size"), "qkv_bias": bias, "o_bias": bias}
+    fields = {**_read_shape(hub, context), "intermediate_size": hub.size("intermediate_size")}
+    fields |= {"qkv_bias": bias, "o_bias": bias}
     return {**fields, "mlp_bias": hub.get("mlp_bias", default=False)}
 
 
@@ -80,7 +81,7 @@ def write_llama(config: ModelConfig) -> Fields:
 
 def read_qwen3(hub: Settings) -> Fields:
     """As llama, with head norms."""
-    return {**read_llama(hub), "qk_norm": True}
+    return {**read_llama(hub, 32_768), "qk_norm": True}
 
 
 def write_qwen3(config: ModelConfig) -> Fields:
@@ -187,9 +188,14 @@ def read_llada_moe(hub: Settings) -> Fields:
     return {**fields, "intermediate_size": hub.size("dense_intermediate_size")}
 
 
+def _mixture(config: ModelConfig, family: str) -> MoEConfig:
+    if config.moe is None:
+        raise UserError(f"family = {family!r} is a mixture of experts, and this network is dense: leave family out")
+    return config.moe
+
+
 def write_llada_moe(config: ModelConfig) -> Fields:
-    moe = config.moe
-    assert moe is not None
+    moe = _mixture(config, "llada_moe")
     return {
         **_write_shape(config),
         "attention_bias": config.o_bias,
@@ -230,8 +236,7 @@ def read_llada2(hub: Settings) -> Fields:
 
 
 def write_llada2(config: ModelConfig) -> Fields:
-    moe = config.moe
-    assert moe is not None
+    moe = _mixture(config, "llada2_moe")
     rotary = config.rotary_dim or config.head_dim
     return {
         **_write_shape(config),

@@ -25,6 +25,9 @@ class Given:
     def __init__(self, canvas: Int[ndarray, " l"]) -> None:
         self.canvas = canvas
 
+    def leads(self, step: int) -> bool:
+        return True
+
     def decision(self, seq: Sequence, proposed: Decision) -> Decision:
         return replace(proposed, token=self.canvas[seq.columns])  # nothing is committed in a gap, wherever it points
 

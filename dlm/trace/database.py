@@ -2,65 +2,58 @@
 
 from __future__ import annotations
 
-import sqlite3
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import zstandard
 
 from dlm.errors import UserError
-from dlm.trace.connection import Durability, connect
+from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of
+from dlm.trace.connection import Durability
 from dlm.trace.facts import DIGEST, NO_FACTS, Facts
+from dlm.trace.session import Session, StoreError
+from dlm.trace.stored import Change, Entry, Row, Stored
+
+__all__ = ["FIRST", "LAST", "Database", "Outdated", "StoreError"]
+
+FIRST, LAST = -(2**63), 2**62  # before and after any `at`
+PAGE = 256  # records read at a time
+# A row counts where the index of ids leads to it: one that was damaged in either place is noticed.
+INDEXED = """EXISTS (SELECT 1 FROM traces AS found INDEXED BY sqlite_autoindex_traces_1
+    WHERE found.id = traces.id AND found.at = traces.at)"""
+ROW = f"SELECT id, at, context, length(record), {INDEXED} FROM traces"
+STORED = f"SELECT id, at, record, context, digest, {INDEXED} FROM traces LEFT JOIN contexts USING (context)"
 
 
-class StoreError(UserError):
-    """SQLite could not do what was asked: a full disk, a damaged file."""
+class Outdated(Exception):
+    """Records were written with a dictionary that the store has no more."""
 
 
-class Row(NamedTuple):
-    """What the store knows of a trace without opening it."""
-
-    request_id: str
-    at: int
-    """Ticks of 0.1 ms since 1970 at which it was stored."""
-    context: int
-    size: int
-    """Bytes of its record."""
-
-
-class Entry(NamedTuple):
-    """A record to be inserted."""
-
-    request_id: str
-    facts: bytes
-    """The context's JSON."""
-    record: bytes
-    overwrite: bool = False
-
-
-class Database:
-    """One connection, which threads take turns with."""
+class Database(Session):
+    """A store's tables."""
 
     def __init__(self, path: Path, durability: Durability = "group", create: bool = True) -> None:
-        self.path = path
-        self.lock = threading.RLock()
-        with self._explained():
-            self.sql = connect(path, durability, create)
+        super().__init__(path, durability, create)
+        # By digest: another process may give a number to something else.
+        self._facts: dict[bytes, Facts] = {}
+        self._dictionaries: dict[bytes, zstandard.ZstdCompressionDict] = {}
 
-    def close(self) -> None:
-        with self.lock:
-            self.sql.close()
+    def insert(
+        self,
+        entries: Sequence[Entry],
+        dictionary: zstandard.ZstdCompressionDict | None = None,
+        keep: bool = False,
+    ) -> list[bool]:
+        """Store records in one transaction, all or none; False where an id was taken.
 
-    def insert(self, entries: Sequence[Entry], dictionary: zstandard.ZstdCompressionDict | None = None) -> list[bool]:
-        """Store records in one transaction, all or none, and what they were written with; False where an id was taken."""
+        Raises Outdated where the store has not the dictionary they were written with; with `keep` it is stored, too.
+        """
         taken = []
         with self.transaction():
-            self._bring_back(dictionary)
+            self._require(dictionary, keep)
             at = self._one("SELECT max(at) FROM traces") or 0
             for entry in entries:
                 at = max(at + 1, time.time_ns() // 100_000)
@@ -73,87 +66,120 @@ class Database:
                 taken.append(done.rowcount == 1)
         return taken
 
-    def replace(
-        self, at: int, facts: bytes, record: bytes, dictionary: zstandard.ZstdCompressionDict | None = None
-    ) -> None:
-        """Put another record and context in the place of one, and keep what it was written with."""
+    def replace(self, changes: Sequence[Change], dictionary: zstandard.ZstdCompressionDict | None = None) -> list[bool]:
+        """Put records in the place of those they were made from, in one transaction; False where that one is gone.
+
+        Raises Outdated where the store has not the dictionary they were written with.
+        """
+        query = "UPDATE traces SET context = ?, record = ? WHERE at = ? AND id = ? AND record = ?"
         with self.transaction():
-            self._bring_back(dictionary)
-            self.sql.execute(
-                "UPDATE traces SET context = ?, record = ? WHERE at = ?", (self._context_number(facts), record, at)
-            )
+            self._require(dictionary, keep=False)
+            return [
+                self.sql.execute(
+                    query, (self._context_number(facts), record, old.at, old.request_id, old.record)
+                ).rowcount
+                == 1
+                for old, facts, record in changes
+            ]
 
-    def record(self, request_id: str) -> tuple[int, int, bytes] | None:
-        """(at, context, record) of an id."""
-        with self._explained():
-            return self.sql.execute("SELECT at, context, record FROM traces WHERE id = ?", (request_id,)).fetchone()
+    def record(self, request_id: str) -> Stored | None:
+        """The record of an id, and what it takes to read it."""
+        found = self.read(
+            lambda: [self._stored(*row) for row in self.sql.execute(f"{STORED} WHERE id = ?", (request_id,))]
+        )
+        return found[0] if found else None
 
-    def rows(self, since: int = 0, until: int | None = None, newest: int | None = None) -> Iterator[Row]:
+    def has(self, request_id: str) -> bool:
+        return bool(self.query("SELECT 1 FROM traces WHERE id = ?", request_id))
+
+    def rows(self, since: int = FIRST, until: int | None = None, newest: int | None = None) -> list[Row]:
         """The traces stored in [since, until), oldest first; or the `newest` ones, newest first."""
-        order = "at" if newest is None else "at DESC"
-        limit, end = -1 if newest is None else newest, 2**62 if until is None else until
-        query = f"SELECT id, at, context, length(record) FROM traces WHERE at >= ? AND at < ? ORDER BY {order} LIMIT ?"
-        return self._paged(query, since, end, limit)
+        if newest is not None and newest < 0:
+            raise UserError(f"newest = {newest}: must be at least 0")
+        order, limit = ("at", -1) if newest is None else ("at DESC", min(newest, LAST))
+        query = f"{ROW} WHERE at >= ? AND at < ? ORDER BY {order} LIMIT ?"
+        found = self.query(query, since, LAST if until is None else until, limit)
+        last = None
+        for name, at, context, size, indexed in found:
+            if not (
+                indexed
+                and isinstance(at, int)
+                and isinstance(name, str)
+                and isinstance(context, int)
+                and isinstance(size, int)
+            ):
+                raise self._damaged(f"the row of trace {str(name)[:60]!r}")
+            if last is not None and (at <= last if newest is None else at >= last):
+                raise self._damaged("the order of its traces")
+            last = at
+        return [Row(*row[:4]) for row in found]
 
-    def records(self, after: int = -1) -> Iterator[tuple[str, int, int, bytes]]:
-        """(id, at, context, record) of every trace stored later, oldest first."""
-        while True:
-            with self._explained():
-                some = self.sql.execute(
-                    "SELECT id, at, context, record FROM traces WHERE at > ? ORDER BY at LIMIT 256", (after,)
-                ).fetchall()
+    def records(self, after: int = FIRST) -> Iterator[Stored]:
+        """Every trace stored later, oldest first; ends with StoreError where the file is damaged so that none follows."""
+        while some := self.read(lambda: self._page(after)):  # noqa: B023 read at once
             yield from some
-            if not some:
-                return
-            after = some[-1][1]
+            after = some[-1].at
 
-    def context(self, number: int) -> Facts:
-        """The facts behind a context's number, checked."""
-        found = self.query("SELECT digest, facts FROM contexts WHERE context = ?", number)
-        if not found:
-            raise LookupError(f"it names context {number}, which is not in the store")
-        facts = Facts(found[0][1])
-        if facts.digest != found[0][0]:
-            raise LookupError(f"context {number} is damaged")
-        return facts
+    def facts(self, context: int) -> Facts:
+        """The facts behind a context's number, checked. Raises LookupError."""
+        found = self.query("SELECT digest FROM contexts WHERE context = ?", context)
+        return self._shared(context, found[0][0] if found else None)
 
     def dictionary(self, number: int) -> zstandard.ZstdCompressionDict:
-        """The dictionary of a number, checked."""
-        found = self.query("SELECT digest, content FROM dictionaries WHERE dictionary = ?", number)
+        """The dictionary of a number, checked. Raises LookupError."""
+        found = self.query("SELECT digest FROM dictionaries WHERE dictionary = ?", number)
         if not found:
             raise LookupError(f"it needs dictionary {number}, which is not in the store")
-        if blake2b(found[0][1], digest_size=DIGEST).digest() != found[0][0]:
-            raise LookupError(f"dictionary {number} is damaged")
-        return zstandard.ZstdCompressionDict(found[0][1])
+        if found[0][0] not in self._dictionaries:
+            content = self._checked("dictionaries", "dictionary", number, found[0][0])
+            self._dictionaries[found[0][0]] = zstandard.ZstdCompressionDict(content)
+        return self._dictionaries[found[0][0]]
 
     def add_dictionary(self, dictionary: zstandard.ZstdCompressionDict) -> int:
         """Keep a dictionary under the number it bears, and return that. Raises UserError where another one has it."""
-        with self.transaction():
-            self._keep_dictionary(dictionary)
+        if not self._has_dictionary(dictionary):
+            with self.transaction():
+                self._require(dictionary, keep=True)
         return dictionary.dict_id()
 
-    def query(self, query: str, *values: object) -> list[tuple]:
-        """All rows of a query."""
-        with self._explained():
-            return self.sql.execute(query, values).fetchall()
+    def _page(self, after: int) -> list[Stored]:
+        query = f"{STORED} WHERE at > ? ORDER BY at LIMIT {PAGE}"
+        some = []
+        for row in self.sql.execute(query, (after,)).fetchall():
+            if not isinstance(row[1], int) or row[1] <= after:
+                raise self._damaged("the order of its traces")
+            after = row[1]
+            some.append(self._stored(*row))
+        return some
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Hold the writers' lock; all that is done inside is kept, or none of it."""
-        with self._explained():
-            self.sql.execute("BEGIN IMMEDIATE")
+    def _stored(self, name: Any, at: Any, record: Any, context: Any, digest: Any, indexed: int) -> Stored:
+        shared, dictionary, damage = Facts(b""), None, ""
+        if not (indexed and isinstance(name, str) and isinstance(at, int) and isinstance(record, bytes)):
+            damage, name, record = "its row in the file is damaged", str(name), b""
+        else:
             try:
-                yield
-                self.sql.execute("COMMIT")
-            except BaseException:
-                if self.sql.in_transaction:  # a full disk rolls back by itself
-                    self.sql.execute("ROLLBACK")
-                raise
+                shared = self._shared(context, digest)
+                number = dictionary_of(record[: HEAD + FRAME_HEADER])
+                dictionary = self.dictionary(number) if number else None
+            except LookupError as error:
+                damage = str(error)
+        return Stored(name, at, record, shared, dictionary, damage)
 
-    def _paged(self, query: str, *values: object) -> Iterator[Row]:
-        with self._explained():
-            found = self.sql.execute(query, values).fetchall()
-        return map(Row._make, found)
+    def _shared(self, context: int, digest: bytes | None) -> Facts:
+        if digest is None:
+            raise LookupError(f"it names context {context}, which is not in the store")
+        if digest not in self._facts:
+            self._facts[digest] = Facts(self._checked("contexts", "context", context, digest))
+        return self._facts[digest]
+
+    def _checked(self, table: str, what: str, number: int, digest: bytes) -> bytes:
+        """Content that is what its digest says. Raises LookupError."""
+        column = "facts" if what == "context" else "content"
+        found = self.query(f"SELECT {column} FROM {table} WHERE {what} = ?", number)
+        content = found[0][0] if found else None
+        if not isinstance(content, bytes) or blake2b(content, digest_size=DIGEST).digest() != digest:
+            raise LookupError(f"{what} {number} is damaged")
+        return content
 
     def _context_number(self, facts: bytes) -> int:
         digest = blake2b(facts, digest_size=DIGEST).digest() if facts else NO_FACTS
@@ -164,42 +190,22 @@ class Database:
         assert made is not None
         return made
 
-    def _bring_back(self, dictionary: zstandard.ZstdCompressionDict | None) -> None:
-        """Keep what records to come were written with, if another process has tidied it away since."""
-        if dictionary is not None:
-            known = self._one("SELECT count(*) FROM dictionaries WHERE dictionary = ?", dictionary.dict_id())
-            if not known:
-                self._keep_dictionary(dictionary)
+    def _has_dictionary(self, dictionary: zstandard.ZstdCompressionDict) -> bool:
+        digest = blake2b(dictionary.as_bytes(), digest_size=DIGEST).digest()
+        query = "SELECT 1 FROM dictionaries WHERE dictionary = ? AND digest = ?"
+        return bool(self.query(query, dictionary.dict_id(), digest))
 
-    def _keep_dictionary(self, dictionary: zstandard.ZstdCompressionDict) -> None:
+    def _require(self, dictionary: zstandard.ZstdCompressionDict | None, keep: bool) -> None:
+        """See to it that the store has what records to come were written with. To be called in a transaction."""
+        if dictionary is None or self._has_dictionary(dictionary):
+            return
+        if not keep:
+            raise Outdated
         number, content = dictionary.dict_id(), dictionary.as_bytes()
-        digest = blake2b(content, digest_size=DIGEST).digest()
-        self.sql.execute("INSERT INTO dictionaries VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (number, digest, content))
-        if not self._one("SELECT count(*) FROM dictionaries WHERE dictionary = ? AND digest = ?", number, digest):
+        if self.query("SELECT 1 FROM dictionaries WHERE dictionary = ?", number):
             raise UserError(f"dictionary {number}: the store has another one of this number")
+        digest = blake2b(content, digest_size=DIGEST).digest()
+        self.sql.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (number, digest, content))
 
     def _one(self, query: str, *values: object) -> int:
         return self.sql.execute(query, values).fetchone()[0]
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """SQLite's errors as ours, with the file's name; one thread at a time."""
-        with self.lock:
-            try:
-                yield
-            except sqlite3.Error as error:
-                raise StoreError(f"{self.path}: {error}{_advice(error)}") from error
-
-
-def _advice(error: sqlite3.Error) -> str:
-    name = getattr(error, "sqlite_errorname", "")
-    return next((text for start, text in ADVICE.items() if name.startswith(start)), "")
-
-
-ADVICE = {
-    "SQLITE_FULL": ": make room; what was stored before can be read",
-    "SQLITE_CORRUPT": ": dlm-trace fsck says which traces are whole",
-    "SQLITE_NOTADB": ": this is no trace store",
-    "SQLITE_CANTOPEN": ": it cannot be opened; is the path right, and the folder writable?",
-    "SQLITE_READONLY": ": it cannot be written",
-}

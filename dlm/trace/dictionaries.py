@@ -1,8 +1,9 @@
-"""zstd dictionaries of a store: which one to write with, which one a record needs, how one is trained. Knows no store."""
+"""zstd dictionaries of a store: which one to write with, how one is trained and numbered. Knows no record."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import zstandard
 from dlm.errors import UserError
 from dlm.trace.codec import WHOLE, content
 from dlm.trace.database import Database
+from dlm.trace.numbers import next_dictionary
 from dlm.trace.trace import Trace
 
 FEWEST = 100  # traces to learn from
@@ -18,34 +20,48 @@ SIZE = 2**16  # bytes of a dictionary
 
 
 class Dictionaries:
-    """A store's dictionaries, each read once. `chosen` is one to write with: its bytes, False for none, None for the newest."""
+    """What a store writes with: `chosen` is a dictionary's bytes, False for none, None for the store's newest."""
 
     def __init__(self, chosen: bytes | bool | None = None) -> None:
         self.chosen = chosen
-        self.known: dict[int, zstandard.ZstdCompressionDict] = {}
 
-    def get(self, database: Database, number: int) -> zstandard.ZstdCompressionDict:
-        """The dictionary a record names; LookupError where the store has none, or a damaged one."""
-        if number not in self.known:
-            self.known[number] = database.dictionary(number)
-        return self.known[number]
+    @cached_property
+    def own(self) -> zstandard.ZstdCompressionDict | None:
+        """The one that was given. Raises UserError where its bytes are no dictionary."""
+        return parsed(self.chosen) if isinstance(self.chosen, bytes) else None
 
     def to_write_with(self, database: Database) -> zstandard.ZstdCompressionDict | None:
-        """The dictionary for new records, if any."""
-        if self.chosen is False:
-            return None
-        if isinstance(self.chosen, bytes):
-            return self.get(database, add(database, self.chosen))
-        newest = database.query("SELECT dictionary FROM dictionaries ORDER BY rowid DESC LIMIT 1")
-        return self.get(database, newest[0][0]) if newest else None
+        """The dictionary for new records, if any. A damaged one is none: it would take the records with it."""
+        if self.own is not None:
+            database.add_dictionary(self.own)
+            return self.own
+        return database.read(lambda: _newest(database)) if self.chosen is None else None
 
 
-def add(database: Database, data: bytes) -> int:
-    """Keep a dictionary in the store under the number it bears."""
+def _newest(database: Database) -> zstandard.ZstdCompressionDict | None:
+    number = database.query("SELECT max(dictionary) FROM dictionaries")[0][0]
+    try:
+        return None if number is None else database.dictionary(number)
+    except LookupError:
+        return None
+
+
+def parsed(data: bytes) -> zstandard.ZstdCompressionDict:
+    """A dictionary of bytes that someone gave."""
     dictionary = zstandard.ZstdCompressionDict(data)
     if dictionary.dict_id() == 0:
         raise UserError("dictionary: these bytes are no trained zstd dictionary (dlm-trace train-dict makes one)")
-    return database.add_dictionary(dictionary)
+    return dictionary
+
+
+def add_new(database: Database, data: bytes) -> int:
+    """Keep a trained dictionary under a number that no other one of this store ever had; returns it.
+
+    To be called in a transaction. The number stands after the four bytes that zstd's dictionaries begin with.
+    """
+    number = next_dictionary(database.sql)
+    database.insert((), zstandard.ZstdCompressionDict(data[:4] + number.to_bytes(4, "little") + data[8:]), keep=True)
+    return number
 
 
 def trained(traces: Iterable[Trace], number: int, size: int = SIZE) -> bytes:
@@ -66,5 +82,6 @@ def given(dictionary: bytes | str | Path | bool | None) -> bytes | bool | None:
         return dictionary
     try:
         return Path(dictionary).read_bytes()
-    except OSError as error:
-        raise UserError(f"{dictionary}: the dictionary cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{str(dictionary)[:80]}: the dictionary cannot be read: {why}") from None

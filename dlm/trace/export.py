@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from dlm.errors import UserError
 from dlm.trace.codec import digest
 from dlm.trace.facts import facts
-from dlm.trace.times import TICKS
+from dlm.trace.times import when
 from dlm.trace.trace import GIVEN, NEVER, Trace
 
 if TYPE_CHECKING:
@@ -45,14 +44,14 @@ def export(store: TraceStore, url: str, rows: int = ROWS) -> int:
     after = max((int(found[2]) for path in listed(fs, root) if (found := NAME.search(path))), default=-1)
     written = 0
     records = store.database.records(after)
-    for day, of_day in groupby(records, key=lambda record: _day(record[1])):
+    for day, of_day in groupby(records, key=lambda stored: _day(stored.at)):
         while some := list(islice(of_day, rows)):
             folder = f"{root}/day={day}"
             fs.makedirs(folder, exist_ok=True)
-            final = f"{folder}/{some[0][1]:016d}-{some[-1][1]:016d}.parquet"
+            final = f"{folder}/{some[0].at:016d}-{some[-1].at:016d}.parquet"
             # Object stores show a file when it is whole; a file system is told to.
             temporary = f"{folder}/.{uuid.uuid4().hex}.tmp" if "file" in _protocols(fs) else final
-            table = _table([store.decoded(*record) for record in some])
+            table = _table(list(map(store.decoded, some)))
             with fs.open(temporary, "wb") as file:
                 pq.write_table(table, file, compression="zstd")
             if temporary != final:
@@ -79,7 +78,7 @@ def row(trace: Trace) -> dict[str, Any]:
     confidence = trace.confidence
     return {
         "request_id": trace.request_id,
-        "stored": datetime.fromtimestamp(trace.at / TICKS, UTC),
+        "stored": when(trace.at),
         "model": trace.meta.get("model") if isinstance(trace.meta.get("model"), str) else None,
         "mask_id": trace.mask_id,
         "num_steps": trace.num_steps,
@@ -167,7 +166,7 @@ def listed(fs: Any, root: str) -> Iterator[str]:
 
 
 def _day(at: int) -> str:
-    return datetime.fromtimestamp(at / TICKS, UTC).strftime("%Y-%m-%d")
+    return when(at).strftime("%Y-%m-%d")
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

@@ -20,20 +20,24 @@ if TYPE_CHECKING:
 
 
 def import_(store: TraceStore, url: str, mask_id: int | None = None, overwrite: bool = False) -> int:
-    """Take in the Parquet or JSON lines at `url`, a file or a folder of them; returns how many traces."""
+    """Take in the Parquet or JSON lines at `url`, a file or a folder of them; returns how many traces.
+
+    What is there twice is taken once: two exports to one folder at the same moment may write the same traces.
+    """
     fs, root = file_system(url)
-    count = 0
+    seen: set[bytes] = set()
     for path in listed(fs, root):
         end = path.rsplit(".", 1)[-1]
         if end not in READERS:
             continue
         for trace in READERS[end](fs, path, mask_id):
-            store.put(trace, overwrite)
-            count += 1
-    if not count:
+            if (proof := digest(trace)) not in seen:
+                seen.add(proof)
+                store.put(trace, overwrite)
+    if not seen:
         raise UserError(f"{url}: no traces there; expected {', '.join('*.' + end for end in READERS)}")
     store.flush()
-    return count
+    return len(seen)
 
 
 def _parquet(fs: Any, path: str, mask_id: int | None) -> Iterator[Trace]:
@@ -112,7 +116,7 @@ def from_line(line: str, where: str, mask_id: int | None = None) -> Trace:
             return _of_trajectory(name, prompt, entry["trajectory"], mask, own)
         answer = next(entry[key] for key in ("token_ids", "final_ids", "response_ids") if key in entry)
         tokens, steps = [*prompt, *answer], [GIVEN] * len(prompt) + list(entry["step_map"])
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         raise UserError(
             f"{where}: not a trajectory: {error!r}; expected prompt_ids with trajectory, or with step_map and token_ids"
         ) from None

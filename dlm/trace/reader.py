@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dlm.errors import UserError
 from dlm.trace.codec import CorruptTrace, decode
-from dlm.trace.database import Database, Row
-from dlm.trace.dictionaries import Dictionaries
-from dlm.trace.facts import Facts
+from dlm.trace.database import FIRST, Database
+from dlm.trace.stored import Row, Stored
 from dlm.trace.times import ticks
 from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
-    import zstandard
-
     from dlm.trace.pieces import Pieces
 
 DEFAULT = "runs/traces.db"
@@ -41,16 +38,10 @@ def default_path() -> Path:
 class TraceReader:
     """The reading half of a store, and all that a reader needs to load; `open_database` is called when first needed."""
 
-    def __init__(
-        self,
-        path: Path,
-        open_database: Callable[[], Database] | None = None,
-        dictionaries: Dictionaries | None = None,
-    ) -> None:
-        self.path, self.dictionaries = path, dictionaries or Dictionaries()
+    def __init__(self, path: Path, open_database: Callable[[], Database] | None = None) -> None:
+        self.path = path
         self._open = open_database or partial(Database, path, create=False)
         self._reader: Database | None = None
-        self._contexts: dict[int, Facts] = {}
         self._pieces: dict[str, Pieces | None] = {}
 
     @property
@@ -78,11 +69,11 @@ class TraceReader:
         found = self.database.record(check_id(request_id))
         if found is None:
             raise UnknownTrace(f"trace {request_id[:60]!r}: {self.path} has none of this id{self._near(request_id)}")
-        return self.decoded(request_id, *found)
+        return self.decoded(found)
 
     def __contains__(self, request_id: object) -> bool:
         self._settle()
-        return isinstance(request_id, str) and self.database.record(check_id(request_id)) is not None
+        return isinstance(request_id, str) and self.database.has(check_id(request_id))
 
     def __len__(self) -> int:
         self._settle()
@@ -91,12 +82,12 @@ class TraceReader:
     def __iter__(self) -> Iterator[Trace]:
         """All traces, oldest first; those stored meanwhile included."""
         self._settle()
-        return (self.decoded(*record) for record in self.database.records())
+        return map(self.decoded, self.database.records())
 
     def ls(self, newest: int | None = None) -> list[Row]:
         """What is stored, oldest first; or the `newest` ones, newest first."""
         self._settle()
-        return list(self.database.rows(newest=newest))
+        return self.database.rows(newest=newest)
 
     def find(
         self, *, model: str | None = None, since: Any = None, until: Any = None, newest: int | None = None, **facts: Any
@@ -108,52 +99,43 @@ class TraceReader:
         self._settle()
         wanted = ({} if model is None else {"model": model}) | facts
         start, end = (None if time is None else ticks(time) for time in (since, until))
-        rows = self.database.rows(start or 0, end, None if wanted else newest)
+        start = FIRST if start is None else start
         if not wanted:
-            return list(rows)
-        found = [row for row in rows if self._agrees(row.context, wanted)]
-        return found if newest is None else found[::-1][:newest]
+            return self.database.rows(start, end, newest)
 
-    def decoded(self, request_id: str, at: int, context: int, record: bytes) -> Trace:
-        """The trace of a record as the database holds it."""
-        try:
-            shared = self.context(context)
-        except LookupError as error:
-            raise CorruptTrace(f"trace {request_id[:60]!r}: {error}") from None
-        trace = decode(record, request_id, shared, self._dictionary)
-        trace.at, trace.source = at, self.pieces
+        def found() -> list[Row]:
+            rows = self.database.rows(start, end)
+            agree = {context: self._agrees(context, wanted) for context in {row.context for row in rows}}
+            return [row for row in rows if agree[row.context]]
+
+        rows = self.database.read(found)
+        return rows if newest is None else rows[::-1][:newest]
+
+    def decoded(self, stored: Stored) -> Trace:
+        """The trace of a record as the database gave it. Raises CorruptTrace."""
+        if stored.damage:
+            raise CorruptTrace(f"trace {stored.request_id[:60]!r}: {stored.damage}")
+        trace = decode(stored.record, stored.request_id, stored.facts, lambda _: stored.dictionary)
+        trace.at, trace.source = stored.at, self.pieces
         return trace
 
     def pieces(self, tokenizer: str) -> Pieces | None:
         """What tokens look like, if the store was told."""
         if self._pieces.get(tokenizer) is None:
             found = self.database.query("SELECT digest, content FROM pieces WHERE tokenizer = ?", tokenizer)
-            if found and blake2b(found[0][1], digest_size=16).digest() != found[0][0]:
+            if found and not _is(found[0][1], found[0][0]):
                 raise CorruptTrace(f"{self.path}: the pieces of tokenizer {tokenizer} are damaged")
             from dlm.trace.pieces import Pieces
 
             self._pieces[tokenizer] = Pieces.from_bytes(found[0][1]) if found else None
         return self._pieces[tokenizer]
 
-    def forget_contexts(self) -> None:
-        """Read them anew: some were deleted or replaced."""
-        self._contexts.clear()
-
-    def context(self, number: int) -> Facts:
-        """The facts behind a context's number."""
-        if number not in self._contexts:
-            self._contexts[number] = self.database.context(number)
-        return self._contexts[number]
-
     def _settle(self) -> None:
         """What is to be done before reading: nothing."""
 
-    def _dictionary(self, number: int) -> zstandard.ZstdCompressionDict:
-        return self.dictionaries.get(self.database, number)
-
     def _agrees(self, context: int, wanted: Mapping[str, Any]) -> bool:
         try:
-            shared = self.context(context)
+            shared = self.database.facts(context)
         except LookupError:
             return False
         return all(shared.get(key) == value for key, value in wanted.items())
@@ -181,3 +163,7 @@ def check_id(request_id: str) -> str:
     if size > MAX_ID:
         raise UserError(f"request id {request_id[:60]!r}…: {size} bytes are more than {MAX_ID}")
     return request_id
+
+
+def _is(content: Any, digest: Any) -> bool:
+    return isinstance(content, bytes) and blake2b(content, digest_size=16).digest() == digest

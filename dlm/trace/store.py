@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlm.errors import UserError
-from dlm.trace import upkeep
+from dlm.trace import fsck, upkeep
 from dlm.trace.connection import Durability
 from dlm.trace.database import Database
 from dlm.trace.dictionaries import SIZE, Dictionaries, given
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from dlm.trace.config import TraceConfig
+    from dlm.trace.fsck import Report
     from dlm.trace.pieces import Pieces
-    from dlm.trace.upkeep import Report
 
 STORES: weakref.WeakSet[TraceStore] = weakref.WeakSet()
 INHERITED: list[Database] = []  # of the process this one was forked from: to be neither used nor closed
@@ -74,7 +74,8 @@ class TraceStore(TraceReader):
         def opened() -> Database:
             return Database(file, durability, create)
 
-        super().__init__(file, opened, Dictionaries(chosen))
+        super().__init__(file, opened)
+        self.dictionaries = Dictionaries(chosen)
         self.durability: Durability = durability
         self.keep, self.topk, self.fraction, self.overwrite = check_keep(keep), topk, fraction, overwrite
         # The writer must not hold the store, which would then never be collected; so it has dictionaries of its own.
@@ -190,7 +191,7 @@ class TraceStore(TraceReader):
 
     def fsck(self) -> Report:
         """Read everything, and say what is damaged."""
-        return upkeep.fsck(self)
+        return fsck.fsck(self)
 
     def redact(self, request_ids: Iterable[str] | None = None, how: Prompts = "omit") -> int:
         """Take the prompts out of these traces (all by default), for good; returns how many there were."""
@@ -258,7 +259,7 @@ class TraceStore(TraceReader):
         """Tell of a used id before the work is done, not after."""
         if overwrite:
             return
-        if request_id in self._writer.underway or self.database.record(check_id(request_id)) is not None:
+        if request_id in self._writer.underway or self.database.has(check_id(request_id)):
             raise taken(request_id)
 
     def _settle(self) -> None:

@@ -1,81 +1,54 @@
-"""Keeping a store in order: deleting, checking, redacting, dictionaries, numbers. Knows no model."""
+"""Keeping a store in order: deleting, redacting, dictionaries, counts and sizes. Knows no model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
-from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of, encode
-from dlm.trace.database import StoreError
-from dlm.trace.dictionaries import SIZE, add, trained
-from dlm.trace.facts import facts
+from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of
+from dlm.trace.connection import BUSY
+from dlm.trace.database import LAST, StoreError
+from dlm.trace.dictionaries import SIZE, add_new, trained
+from dlm.trace.numbers import GONE, drop_contexts, drop_dictionaries
 from dlm.trace.redact import Prompts, redacted
-from dlm.trace.times import seconds, ticks
+from dlm.trace.rewrite import rewrite
+from dlm.trace.times import iso, seconds, ticks
+from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
+    import zstandard
+
     from dlm.trace.store import TraceStore
 
 NEWEST = 20_000  # traces a dictionary is learned from
-
-
-@dataclass(kw_only=True)
-class Report:
-    """What `fsck` found."""
-
-    traces: int = 0
-    """Read, and right."""
-    damaged: dict[str, str] = field(default_factory=dict)
-    """What is wrong, by id."""
-    database: list[str] = field(default_factory=list)
-    """SQLite's own complaints."""
-
-    @property
-    def ok(self) -> bool:
-        return not self.damaged and not self.database
-
-
-def fsck(store: TraceStore) -> Report:
-    """Let SQLite check its file, then read every trace and replay its digests."""
-    store.flush()
-    report = Report()
-    try:
-        report.database = [line for (line,) in store.database.query("PRAGMA integrity_check") if line != "ok"]
-        for record in store.database.records():
-            try:
-                store.decoded(*record).check()
-                report.traces += 1
-            except UserError as error:
-                report.damaged[record[0]] = str(error)
-    except StoreError as error:
-        report.database.append(str(error))
-    return report
+READER = 2.0  # seconds to wait for readers where the log may as well be emptied later
+PROOF = f"substr(record, 2, {HEAD - 1})"  # the digest of what a record holds, whatever it was written with
 
 
 def gc(store: TraceStore, keep: int | str | timedelta) -> int:
     """Delete old traces, and dictionaries no trace needs, and give their room back to the file system."""
     store.flush()
     database = store.database
-    if isinstance(keep, int) or str(keep).isdigit():
-        newest = list(database.rows(newest=int(keep)))  # type: ignore[arg-type]
-        start = newest[-1].at if newest else 2**62
-    elif (age := seconds(keep)) is not None and age >= 0:
-        start = ticks(keep)
-    else:
+    count = int(keep) if isinstance(keep, int) or str(keep).isdecimal() else None  # type: ignore[arg-type]
+    size = seconds(keep) if count is None else count
+    if size is None or size < 0:
         raise UserError(f"keep = {keep!r}: give a number of traces, or an age such as 30d")
     with database.transaction():
+        if count is None:
+            start = ticks(keep)
+        else:
+            newest = database.rows(newest=count)
+            start = newest[-1].at if newest else LAST
         gone = database.sql.execute("DELETE FROM traces WHERE at < ?", (start,)).rowcount
-        database.sql.execute("DELETE FROM contexts WHERE context NOT IN (SELECT context FROM traces)")
-        heads = database.query("SELECT substr(record, 1, ?) FROM traces", HEAD + FRAME_HEADER)
-        used = {dictionary_of(head) for (head,) in heads}
+        drop_contexts(database.sql)
         # The newest is what the next trace is written with.
-        for (number,) in database.query("SELECT dictionary FROM dictionaries ORDER BY rowid DESC LIMIT -1 OFFSET 1"):
-            if number not in used:
-                database.query("DELETE FROM dictionaries WHERE dictionary = ?", number)
-    store.forget_contexts()
+        learned = {number for (number,) in database.query("SELECT dictionary FROM dictionaries")}
+        used = {dictionary_of(head) for _, head in _heads(store)}
+        drop_dictionaries(database.sql, learned - used - {max(learned, default=0)})
     shrink(store)
     return gone
 
@@ -87,80 +60,132 @@ def redact(store: TraceStore, request_ids: Iterable[str] | None, how: Prompts) -
     and a new one is learned where there are traces enough. One that the store was opened with is its owner's, and stays.
     """
     store.flush()
+    database, own = store.database, store.dictionaries.own
+    # An unknown or damaged trace is an error before anything is changed.
     if request_ids is None:
-        names = [row.request_id for row in store.database.rows()]
+        names = [trace.request_id for trace in store]
     else:
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-    for name in names:
-        store[name]  # an unknown or damaged one is told before anything is changed
-    store.database.query("PRAGMA secure_delete = ON")
-    query = store.database.query
-    given = store.dictionaries.chosen if isinstance(store.dictionaries.chosen, bytes) else None
-    own = None if given is None else store.dictionaries.to_write_with(store.database)
-    for name in names:
-        trace = redacted(store[name], how)
-        store.database.replace(trace.at, facts(trace.context), encode(trace, own), own)
-    learned = {number for (number,) in query("SELECT dictionary FROM dictionaries")} - {own and own.dict_id()}
-    for request_id, at, context, record in store.database.records():
-        if dictionary_of(record) in learned:
-            trace = store.decoded(request_id, at, context, record)
-            store.database.replace(at, facts(trace.context), encode(trace, own), own)
-    for number in learned:
-        query("DELETE FROM dictionaries WHERE dictionary = ?", number)
+        for name in names:
+            store[name]
+    database.query("PRAGMA secure_delete = ON")
+
+    def to_write_with() -> zstandard.ZstdCompressionDict | None:
+        return None if own is None else store.dictionaries.to_write_with(database)
+
+    def same(trace: Trace) -> Trace:
+        return trace
+
+    count, _ = rewrite(store, names, lambda trace: redacted(trace, how), to_write_with)
+    # Whoever learns a dictionary from now on learns it from what is left (see `_learn`).
+    learned = {number for (number,) in database.query("SELECT dictionary FROM dictionaries")} - {own and own.dict_id()}
+    rewrite(store, _written_with(store, learned), same, to_write_with)
+    with database.transaction():
+        rewrite(store, _written_with(store, learned), same, to_write_with)  # what others have stored since
+        drop_dictionaries(database.sql, learned)
+        drop_contexts(database.sql)
     if learned and own is None:
         with suppress(UserError):  # too few traces: they do without
-            _learn(store, SIZE, NEWEST, max(learned) + 1)
+            _learn(store, SIZE, NEWEST)
             recompress(store)
-    with store.database.transaction():
-        store.database.query("DELETE FROM contexts WHERE context NOT IN (SELECT context FROM traces)")
-    store.forget_contexts()
-    shrink(store)
-    return len(names)
+    shrink(store, for_good=True)
+    return count
+
+
+def _heads(store: TraceStore) -> list[tuple[str, bytes]]:
+    """Ids, and what says which dictionary a record was written with."""
+    return store.database.query("SELECT id, substr(record, 1, ?) FROM traces", HEAD + FRAME_HEADER)  # type: ignore[return-value]
+
+
+def _written_with(store: TraceStore, dictionaries: Collection[int]) -> list[str]:
+    return [name for name, head in _heads(store) if dictionary_of(head) in dictionaries] if dictionaries else []
 
 
 def train_dict(store: TraceStore, size: int, newest: int) -> int:
     """Learn from the newest traces, and make what was learnt the store's dictionary."""
     store.flush()
-    highest = store.database.query("SELECT max(dictionary) FROM dictionaries")[0][0] or 0
-    return _learn(store, size, newest, highest + 1)
+    return _learn(store, size, newest)
 
 
-def _learn(store: TraceStore, size: int, newest: int, number: int) -> int:
-    rows = list(store.database.rows(newest=newest))
-    return add(store.database, trained((store[row.request_id] for row in rows), number, size))
+def _learn(store: TraceStore, size: int, newest: int) -> int:
+    """Learn a dictionary, and keep it if no trace that it was learned from was redacted or deleted meanwhile.
+
+    If one was, it is learned again, with nobody else writing.
+    """
+    database = store.database
+    learned, data = _lesson(store, size, newest)
+    with database.transaction():
+        proofs = dict(database.query(f"SELECT at, {PROOF} FROM traces WHERE at >= ?", min(learned)))
+        if any(proofs.get(at) != proof for at, proof in learned.items()):
+            _, data = _lesson(store, size, newest)
+        return add_new(database, data)
+
+
+def _lesson(store: TraceStore, size: int, newest: int) -> tuple[dict[int, bytes], bytes]:
+    """What was read, by its digests, and the dictionary learned from it."""
+    learned: dict[int, bytes] = {}
+
+    def traces() -> Iterator[Trace]:
+        for row in store.database.rows(newest=newest):
+            stored = store.database.record(row.request_id)
+            if stored is not None:
+                learned[stored.at] = stored.record[1:HEAD]
+                yield store.decoded(stored)
+
+    return learned, trained(traces(), 1, size)
 
 
 def recompress(store: TraceStore) -> int:
     """Encode every trace anew where that makes it smaller."""
     store.flush()
-    saved, dictionary = 0, store.dictionaries.to_write_with(store.database)
-    for request_id, at, context, record in store.database.records():
-        trace = store.decoded(request_id, at, context, record)
-        smaller = encode(trace, dictionary)
-        if len(smaller) < len(record):
-            store.database.replace(at, facts(trace.context), smaller, dictionary)
-            saved += len(record) - len(smaller)
+    names = [row.request_id for row in store.database.rows()]
+
+    def to_write_with() -> zstandard.ZstdCompressionDict | None:
+        return store.dictionaries.to_write_with(store.database)
+
+    _, saved = rewrite(store, names, lambda trace: trace, to_write_with, if_smaller=True)
     shrink(store)
     return saved
 
 
-def shrink(store: TraceStore) -> None:
-    """Rewrite the file without its gaps, and empty the log beside it."""
-    store.database.query("VACUUM")
-    store.database.query("PRAGMA wal_checkpoint(TRUNCATE)")
+def shrink(store: TraceStore, for_good: bool = False) -> None:
+    """Rewrite the file without its gaps, and empty the log beside it; `for_good` insists, or raises StoreError."""
+    query = store.database.query
+    query("VACUUM")
+    deadline = time.monotonic() + (BUSY if for_good else READER)
+    query(f"PRAGMA busy_timeout = {int(1000 * min(BUSY, READER))}")
+    try:
+        # SQLite waits for readers, but not for who is merging the log, too.
+        while (busy := query("PRAGMA wal_checkpoint(TRUNCATE)")[0][0]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        query(f"PRAGMA busy_timeout = {int(1000 * BUSY)}")
+    if busy and for_good:
+        raise StoreError(
+            f"{store.path}: the prompts are taken out, but the log beside the file still holds them, because another "
+            "process is reading: end that one, and run redact again"
+        )
 
 
 def stats(store: TraceStore) -> dict[str, Any]:
-    """Counts and sizes; bytes of the file are what it takes with its log."""
+    """Counts and sizes; bytes of the file are what it takes with its log, `first` and `last` are times in ISO 8601."""
     store.flush()
+    if store.database.writable:
+        store.database.query("PRAGMA wal_checkpoint(PASSIVE)")
+    return store.database.read(lambda: _stats(store))
+
+
+def _stats(store: TraceStore) -> dict[str, Any]:
     query = store.database.query
-    query("PRAGMA wal_checkpoint(PASSIVE)")
     count, size, first, last = query("SELECT count(*), sum(length(record)), min(at), max(at) FROM traces")[0]
     files = [store.path.with_name(store.path.name + end) for end in ("", "-wal")]
     on_disk = sum(file.stat().st_size for file in files if file.exists())
     models: dict[str, int] = {}
     for context, traces in query("SELECT context, count(*) FROM traces GROUP BY context"):
-        model = str(store.context(context).get("model", "unknown"))
+        try:
+            model = str(store.database.facts(context).get("model", "unknown"))
+        except LookupError:
+            model = "damaged"
         models[model] = models.get(model, 0) + traces
     return {
         "path": str(store.path),
@@ -169,9 +194,9 @@ def stats(store: TraceStore) -> dict[str, Any]:
         "record_bytes": size or 0,
         "bytes_per_trace": round(on_disk / count, 1) if count else 0.0,
         "record_bytes_per_trace": round((size or 0) / count, 1) if count else 0.0,
-        "first": first,
-        "last": last,
+        "first": None if first is None else iso(first),
+        "last": None if last is None else iso(last),
         "models": models,
         "dictionaries": [number for (number,) in query("SELECT dictionary FROM dictionaries ORDER BY dictionary")],
-        "contexts": query("SELECT count(*) FROM contexts")[0][0],
+        "contexts": query("SELECT count(*) FROM contexts WHERE digest <> ?", GONE)[0][0],
     }

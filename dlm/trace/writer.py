@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from dlm.errors import UserError
 from dlm.trace.codec import encode
-from dlm.trace.database import Database, Entry, StoreError
+from dlm.trace.database import Database, Outdated, StoreError
 from dlm.trace.facts import Facts, facts
 from dlm.trace.record import Recorder
+from dlm.trace.stored import Entry
 from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -75,14 +76,15 @@ class Writer:
         if self.process != os.getpid():
             self.reset()
         task = Task(source, overwrite, Future(), awaited)
+        task.done.set_running_or_notify_cancel()  # what was accepted is stored: it cannot be cancelled any more
         with self.changed:
-            if self.closing:
-                raise UserError(f"trace {source.request_id[:60]!r}: the store is closed")
             if self.on_full == "raise" and len(self.queue) >= self.queue_size:
                 raise StoreError(
                     f"trace {source.request_id[:60]!r}: {self.queue_size} traces wait to be written already"
                 )
-            self.changed.wait_for(lambda: len(self.queue) < self.queue_size)
+            self.changed.wait_for(lambda: self.closing or len(self.queue) < self.queue_size)
+            if self.closing:
+                raise UserError(f"trace {source.request_id[:60]!r}: the store is closed")
             self.queue.append(task)
             self.underway.add(source.request_id)
             self.unfinished += 1
@@ -146,6 +148,7 @@ class Writer:
 
     def _write(self, database: Database, tasks: list[Task]) -> None:
         """Encode and commit; a trace that cannot be encoded does not keep the others from the disk."""
+        traces: list[Trace] = []
         entries: list[Entry] = []
         encoded: list[Task] = []
         try:
@@ -159,13 +162,14 @@ class Writer:
                 trace = replace(trace, context=Facts.of(trace.context))
                 record = encode(trace, dictionary)
                 entries.append(Entry(trace.request_id, facts(trace.context), record, task.overwrite))
+                traces.append(trace)
                 encoded.append(task)
             except Exception as error:  # a broken recording is its owner's to hear of, not the end of this thread
                 self._finish([task], error)
         if not entries:
             return
         try:
-            stored = database.insert(entries, dictionary)
+            stored = self._insert(database, traces, entries, dictionary)
         except Exception as error:
             self._finish(encoded, error)
             return
@@ -173,6 +177,23 @@ class Writer:
         for task, new in zip(encoded, stored, strict=True):
             if not new:
                 self._finish([task], taken(task.source.request_id))
+
+    def _insert(
+        self,
+        database: Database,
+        traces: list[Trace],
+        entries: list[Entry],
+        dictionary: zstandard.ZstdCompressionDict | None,
+    ) -> list[bool]:
+        """Commit. Where another process has deleted the dictionary since, encode again, with one that nobody can delete."""
+        try:
+            return database.insert(entries, dictionary)
+        except Outdated:
+            with database.transaction():
+                dictionary = self.dictionary(database)
+                records = [encode(trace, dictionary) for trace in traces]
+                entries = [entry._replace(record=record) for entry, record in zip(entries, records, strict=True)]
+                return database.insert(entries, dictionary, keep=True)
 
     def _finish(self, tasks: list[Task], error: Exception | None) -> None:
         with self.changed:
@@ -191,5 +212,6 @@ class Writer:
 
 def taken(request_id: str) -> DuplicateTrace:
     return DuplicateTrace(
-        f"trace {request_id[:60]!r}: the store has one of this id; give another id, or overwrite=True"
+        f"trace {request_id[:60]!r}: the store has one of this id; give another id, or replace it: overwrite=True of "
+        "TraceStore or put, --trace.overwrite of dlm-infer, --overwrite of dlm-replay"
     )

@@ -9,6 +9,7 @@ from torch import nn
 from dlm.errors import UserError
 from dlm.models import adapters
 from dlm.models.lm import LM
+from dlm.models.loading import config_of
 from dlm.models.quantise import quantise, require
 from dlm.training.config import TrainConfig
 from dlm.training.processes import SPREAD
@@ -24,7 +25,7 @@ def check(config: TrainConfig, a: Accelerator) -> None:
     if kind == "qlora":
         if a.distributed_type in SPREAD:
             raise UserError('adapter.kind = "qlora": 4-bit matrices cannot be spread out; use "lora", or DDP')
-        require("nf4", a.device)
+        require("nf4", a.device, config_of(t.init_from))
     if Path(t.out).resolve() == Path(t.init_from).expanduser().resolve():
         raise UserError(f"train.out = {t.out!r} is the model that is adapted, train.init_from: choose another folder")
 
@@ -53,9 +54,9 @@ def keep_trained(module: nn.Module) -> None:
 
 
 def save(config: TrainConfig, lm: LM, out: Path) -> None:
-    """The run's last act: the adapters alone and, if asked for, the model that they and their base make."""
+    """The run's last act: the model or, of adapters, these alone and, with adapter.merge, the model with them merged."""
     dtype = config.train.save_dtype
-    lm.save(out, dtype=dtype)
+    lm.save(out, dtype=dtype, overwrite=True, code=True)
     if config.adapter.merge:
         adapters.merge(lm.network)
-        lm.save(out / "merged", dtype=dtype)
+        lm.save(out / "merged", dtype=dtype, overwrite=True, code=True)

@@ -1,52 +1,138 @@
-"""Checkpoints of a run: written whole or not at all, newest first. Knows nothing of what is in them."""
+"""Checkpoints of a run: written whole or not at all, each file with its digest, and the newest one that is whole."""
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from safetensors import SafetensorError
 
 from dlm.errors import UserError
 
 NAME = re.compile(r"step-\d+")
+MANIFEST = "manifest.json"
+FORMAT = 2  # 1 was accelerate's own, whose files had to be unpickled
+ASIDE = "damaged-"  # before the name of a checkpoint that a run has passed over
+THREADS = 4  # that compute digests; hashlib does not hold the interpreter's lock
 
 
-def publish(
-    folder: Path,
-    step: int,
-    write: Callable[[Path], None],
-    keep_last: int,
-    main: bool = True,
-    wait: Callable[[], None] = lambda: None,
-) -> None:
-    """Let `write` fill a temporary folder, flush it to disk, rename it into place, then drop all but the newest `keep_last`.
+class Digest(BaseModel):
+    """Size in bytes and BLAKE2b-128 of one file."""
 
-    Of many processes each one calls this and writes its part; `main` is True in one of them and `wait` is their barrier.
+    model_config = ConfigDict(strict=True, extra="forbid")
+    size: int
+    blake2b: str
+
+
+class Manifest(BaseModel):
+    """What a whole checkpoint consists of. It is the last file that is written."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    format: int
+    step: int
+    files: dict[Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")], Digest]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes that share a checkpoint folder. `all_well(x)` is True when x was True in every one of them."""
+
+    index: int = 0
+    count: int = 1
+    all_well: Callable[[bool], bool] = bool
+
+    @property
+    def main(self) -> bool:
+        return self.index == 0
+
+    def share(self, items: list[str]) -> list[str]:
+        """This process's share of a list that is the same in all of them."""
+        return items[self.index :: self.count]
+
+
+ALONE = Group()
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def publish(folder: Path, step: int, write: Callable[[Path], None], keep_last: int, group: Group = ALONE) -> None:
+    """Let `write` fill a temporary folder, add the manifest, flush to disk, rename into place, drop older checkpoints.
+
+    Every process of `group` calls this and writes its own part. A UserError in any of them, or a disk that is full, ends
+    the call in all of them with a UserError; the checkpoints that were there before remain.
     """
-    work = folder / f".writing-{step:08d}"
-    if main:
+    work, failure = folder / f".writing-{step:08d}", None
+
+    def begin() -> None:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-    wait()
-    write(work)
-    wait()
-    if main:
-        seal(folder, step, work, keep_last)
-    wait()
+
+    # Main alone, all, all, main alone: nobody begins a stage before everybody has ended the one before.
+    stages = (
+        (begin, group.main),
+        (lambda: write(work), True),
+        (lambda: _write_digests(work, group), True),
+        (lambda: _seal(folder, step, work, keep_last), group.main),
+    )
+    for stage, mine in stages:
+        try:
+            if mine:
+                stage()
+        except (OSError, SafetensorError, UserError) as error:
+            failure = error
+        if not group.all_well(failure is None):
+            if group.main:
+                shutil.rmtree(work, ignore_errors=True)
+            raise _unwritten(folder, step, failure) from failure
 
 
-def seal(folder: Path, step: int, work: Path, keep_last: int) -> None:
-    """Flush a filled temporary folder, rename it to its step's name, drop old checkpoints and what crashes left."""
-    final = folder / f"step-{step:08d}"
-    for path in [*work.rglob("*"), work]:
+def _unwritten(folder: Path, step: int, failure: Exception | None) -> UserError:
+    if isinstance(failure, UserError):
+        return failure
+    why = "another process failed" if failure is None else getattr(failure, "strerror", None) or str(failure)
+    older = f"{found(folder)[0].name} is still there" if found(folder) else "there is no earlier one"
+    return UserError(
+        f"{folder}: the checkpoint of step {step} could not be written: {why}; {older}. "
+        "Make room or give another train.out, then run the same command again"
+    )
+
+
+def _write_digests(work: Path, group: Group) -> None:
+    """The digests of this process's share of the files, for the main process to gather."""
+    mine = group.share(sorted(path.name for path in work.iterdir() if not path.name.startswith(".digests-")))
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = dict(zip(mine, pool.map(lambda name: digest(work / name), mine), strict=True))
+    text = json.dumps({name: found.model_dump() for name, found in digests.items()})
+    (work / f".digests-{group.index}").write_text(text)
+
+
+def _seal(folder: Path, step: int, work: Path, keep_last: int) -> None:
+    """Write the manifest, flush everything, rename the folder to its step's name, drop what is no longer needed."""
+    files: dict[str, Digest] = {}
+    for part in sorted(work.glob(".digests-*")):
+        files |= json.loads(part.read_text())
+        part.unlink()
+    manifest = Manifest.model_validate({"format": FORMAT, "step": step, "files": files})
+    (work / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+    for path in [*work.iterdir(), work]:
         sync(path)
-    if final.exists():  # a step reached again after resuming from an earlier one
+    final = folder / f"step-{step:08d}"
+    if final.exists():  # a step that is reached again, from an earlier one
         shutil.rmtree(final)
     os.rename(work, final)
     sync(folder)
-    for old in [*found(folder)[keep_last:], *folder.glob(".writing-*")]:
-        shutil.rmtree(old)
+    aside = [path for path in set_aside(folder) if step_of(path) <= step]
+    for old in [*found(folder)[keep_last:], *folder.glob(".writing-*"), *aside]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -58,35 +144,149 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def digest(path: Path) -> Digest:
+    """Size and BLAKE2b-128 of a file, read in pieces."""
+    found, size = blake2b(digest_size=16), 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            found.update(piece)
+            size += len(piece)
+    return Digest(size=size, blake2b=found.hexdigest())
+
+
+# --- finding ----------------------------------------------------------------------------------------------------------
+
+
 def found(folder: Path) -> list[Path]:
-    """Complete checkpoints, newest first; a folder that a crash left half written has another name."""
+    """Checkpoints by name, newest first; a folder that a crash left half written has another name."""
+    return _named(folder, "")
+
+
+def set_aside(folder: Path) -> list[Path]:
+    """Damaged checkpoints that a run has passed over, newest first."""
+    return _named(folder, ASIDE)
+
+
+def _named(folder: Path, prefix: str) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), key=step_of, reverse=True)
+    names = (path for path in folder.iterdir() if path.name.startswith(prefix))
+    return sorted((path for path in names if NAME.fullmatch(path.name.removeprefix(prefix))), key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step after which a complete checkpoint was written."""
-    return int(checkpoint.name.removeprefix("step-"))
+    """The step after which a checkpoint was written, by its name."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def newest_whole(folder: Path, say: Callable[[str], None], group: Group = ALONE) -> Path | None:
+    """The newest checkpoint whose every file is as it was written; None in a folder without checkpoints.
+
+    `say` gets a line for each damaged one. Those are then renamed, so that no later run takes them for checkpoints, and
+    deleted once a newer one is written. If all are damaged, nothing is renamed, and that is a UserError.
+    """
+    damaged: list[tuple[Path, str]] = []
+    for checkpoint in found(folder):
+        mine = damage(checkpoint, group)
+        if group.all_well(mine is None):
+            for path, why in damaged:
+                say(f"{path} is damaged ({why}): going on from {checkpoint.name}, the newest that is whole")
+                if group.main:
+                    _put_aside(path)
+            return checkpoint
+        damaged.append((checkpoint, mine or "another process found it"))
+    if not damaged:
+        return None
+    reasons = "; ".join(f"{path.name}: {why}" for path, why in damaged)
+    raise UserError(
+        f"{folder}: no checkpoint is whole ({reasons}). Restore one from a copy, give another train.out, "
+        "or set train.resume = false to begin again"
+    )
+
+
+def _put_aside(path: Path) -> None:
+    target = path.with_name(ASIDE + path.name)
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target, ignore_errors=True)
+    with suppress(OSError):  # then it is found out again at the next start
+        os.replace(path, target)
+
+
+def changed(folder: Path, files: dict[str, Any]) -> bool:
+    """Whether a file in `folder` is not as `files`, which maps names to what `digest` found, says."""
+    try:
+        expected = Manifest.model_validate({"format": FORMAT, "step": 0, "files": files}).files
+    except ValidationError:
+        return True
+    return any(_differing(folder, expected))
+
+
+def damage(checkpoint: Path, group: Group = ALONE) -> str | None:
+    """What is wrong with the first file of this process's share that is not as it was written; None if all are."""
+    return next(_damages(checkpoint, group), None)
+
+
+def _damages(checkpoint: Path, group: Group) -> Iterator[str]:
+    if not checkpoint.is_dir():
+        yield "not a folder"
+        return
+    try:
+        manifest = Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        earlier = (checkpoint / "custom_checkpoint_0.pkl").exists()
+        yield (
+            "written by an earlier version of dlm, in pickles, which are never read" if earlier else "no manifest.json"
+        )
+        return
+    except OSError as error:
+        yield f"manifest.json: {error.strerror}"
+        return
+    except ValidationError:
+        yield "manifest.json is not what was written"
+        return
+    if manifest.format != FORMAT:
+        yield f"format {manifest.format}: this version of dlm reads format {FORMAT}"
+    elif manifest.step != step_of(checkpoint):
+        yield f"its manifest.json is of step {manifest.step}"
+    yield from _differing(checkpoint, manifest.files, group)
+
+
+def _differing(folder: Path, files: dict[str, Digest], group: Group = ALONE) -> Iterator[str]:
+    mine = group.share(sorted(files))
+    with ThreadPoolExecutor(THREADS) as pool:
+        problems = pool.map(lambda name: _difference(folder / name, files[name]), mine)
+        yield from (name + problem for name, problem in zip(mine, problems, strict=True) if problem)
+
+
+def _difference(path: Path, expected: Digest) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != expected.size:
+            return f" has {size:,} bytes instead of {expected.size:,}"
+        return None if digest(path) == expected else " has other bytes than were written (BLAKE2b differs)"
+    except FileNotFoundError:
+        return " is missing"
+    except OSError as error:
+        return f": {error.strerror}"
 
 
 def check_same_run(checkpoint: Path, config: dict, free: set[str]) -> None:
     """Refuse to resume under another config, where the difference would change the numbers (`free` keys may differ)."""
     saved = json.loads((checkpoint / "config.json").read_text())
-    for key, was, now in _differences(saved, config, ""):
-        if key not in free and key.split(".")[0] not in free:
-            raise UserError(
-                f"{checkpoint}: was written with {key} = {was!r}, but now {key} = {now!r}; "
-                "resume with the same config, give another train.out, or set train.resume = false"
-            )
+    for key, was, now in differences(saved, config, free):
+        raise UserError(
+            f"{checkpoint}: was written with {key} = {was!r}, but now {key} = {now!r}; "
+            "resume with the same config, give another train.out, or set train.resume = false"
+        )
 
 
-def _differences(old: dict, new: dict, prefix: str) -> list[tuple[str, object, object]]:
-    changes = []
+def differences(old: dict, new: dict, free: set[str], prefix: str = "") -> Iterator[tuple[str, object, object]]:
+    """Dotted keys whose values differ, with both values; `free` holds keys and sections that may differ."""
     for key in sorted({*old, *new}):
-        was, now = old.get(key), new.get(key)
+        was, now, dotted = old.get(key), new.get(key), prefix + key
+        if dotted in free or was == now:
+            continue
         if isinstance(was, dict) and isinstance(now, dict):
-            changes += _differences(was, now, f"{prefix}{key}.")
-        elif was != now:
-            changes.append((prefix + key, was, now))
-    return changes
+            yield from differences(was, now, free, f"{dotted}.")
+        else:
+            yield dotted, was, now

@@ -16,6 +16,9 @@ from dlm.training.sections import (
     WatchConfig,
 )
 
+TEXT_TOKENIZER = "pico"
+"""What a new model of text files gets where no other is named; it is byte-level, so it can write any text."""
+
 
 class GroupConfig(Section):
     """One group of parameters."""
@@ -63,7 +66,8 @@ class TrainSection(Section):
         default=None, description="start from these weights: bundled name, folder or hub id; none: from scratch"
     )
     tokenizer: str | None = Field(
-        default=None, description="tokenizer folder; none: init_from's, or the data's own (sudoku)"
+        default=None,
+        description="bundled name (pico), folder or hub id; none: init_from's, the data's own (sudoku), or pico's for text files",
     )
     steps: int = Field(default=1000, ge=1, description="optimiser steps")
     batch_size: int = Field(default=8, ge=1, description="sequences a step, over all processes and accumulation")
@@ -79,7 +83,11 @@ class TrainSection(Section):
     decay_steps: int = Field(
         default=0, ge=0, description="schedule = wsd: length of the final decay; such a run can be extended"
     )
-    warmup_steps: int = Field(default=50, ge=0, description="linear warm-up from 0")
+    warmup_steps: int = Field(
+        default_factory=lambda given: min(50, given["steps"] // 10),
+        ge=0,
+        description="linear warm-up from 0; unless given: 50, or a tenth of the steps where that is less",
+    )
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="final learning rate over the peak")
     clip: float = Field(default=1.0, ge=0, description="maximum gradient norm; 0: no clipping")
     ema: float = Field(
@@ -149,6 +157,13 @@ class TrainConfig(Section):
     profile: ProfileConfig = Field(default=ProfileConfig(), description="profiling")
 
     @property
+    def tokenizer(self) -> str | None:
+        """The tokenizer by name; None where the model or the data bring their own, or none is named."""
+        t = self.train
+        new_text = t.init_from is None and self.data.source == "text"
+        return TEXT_TOKENIZER if t.tokenizer is None and new_text else t.tokenizer
+
+    @property
     def extendable(self) -> bool:
         """Whether a stopped run may be given more steps: nothing so far depended on how many there are."""
         follows = (self.align.weight > 0 and self.align.decay != "constant") or self.objective.masking == "trajectory"
@@ -168,7 +183,9 @@ class TrainConfig(Section):
                 "the last block of every sequence would be cut"
             )
         if t.warmup_steps > t.steps:
-            raise ValueError(f"train.warmup_steps = {t.warmup_steps} exceeds train.steps = {t.steps}")
+            raise ValueError(
+                f"train.warmup_steps = {t.warmup_steps} exceeds train.steps = {t.steps}: lower it, or leave it out"
+            )
         if (t.schedule == "wsd") != (t.decay_steps > 0):
             raise ValueError(
                 f"train.schedule = {t.schedule!r} and train.decay_steps = {t.decay_steps}: wsd, and only wsd, decays so"

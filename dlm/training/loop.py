@@ -1,15 +1,19 @@
 """The training loop, on accelerate: one process, DDP, FSDP2 or DeepSpeed by `accelerate launch`. Knows no command line."""
 
 import json
+import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import torch
+from accelerate import Accelerator
 
 from dlm import config as toml
 from dlm.data.loader import BatchLoader
@@ -18,12 +22,12 @@ from dlm.errors import UserError
 from dlm.models.lm import LM
 from dlm.models.subnormals import subnormals_as_zeros
 from dlm.models.transformer import Transformer
-from dlm.training import adapters, checkpoint, processes
+from dlm.training import adapters, checkpoint, folder, processes, state
 from dlm.training.align import build_align
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
 from dlm.training.objective import Objective
-from dlm.training.optim import build_optimizer, build_schedule
+from dlm.training.optim import build_optimizer, build_schedule, lr_factor
 from dlm.training.profile import Profile
 from dlm.training.replay import ReplayStream
 from dlm.training.report import Report
@@ -37,6 +41,7 @@ from dlm.training.watch import Epochs, Watch
 FREE = {"log", "watch", "profile", "checkpoint", "eval", "data.prefetch", "data.cache", "train.gradient_checkpointing"}
 FREE |= {f"train.{name}" for name in ("out", "resume", "threads", "device", "save_dtype")}
 FREE |= {"adapter.merge"}
+EXTENDABLE = {"train.steps", "train.decay_steps"}  # under some schedules
 
 
 @dataclass
@@ -46,8 +51,8 @@ class TrainResult:
     folder: Path
     steps: int
     losses: list[float] = field(default_factory=list)
-    bound: tuple[float, float] | None = None  # nats a token and its standard error
-    bits_per_byte: tuple[float, float] | None = None
+    bound: tuple[float, float | None] | None = None  # nats a token and its standard error, which one draw has not
+    bits_per_byte: tuple[float, float | None] | None = None
     stopped_by: str | None = None  # the signal that ended the run early
 
 
@@ -62,19 +67,50 @@ def train(config: TrainConfig | str | Path | dict[str, Any]) -> TrainResult:
         config = toml.check(TrainConfig, config, "dlm.train()")
     elif not isinstance(config, TrainConfig):
         config = toml.load(TrainConfig, [config])
-    return Run(config).go()
+    a = processes.start(config)
+    with processes.claimed(a, config):
+        return finished(config, a) or Run(config, a).go()
+
+
+def finished(config: TrainConfig, a: Accelerator) -> TrainResult | None:
+    """What the run that `config` describes has left, where it is at its last step already; says so."""
+    out, free = Path(config.train.out), FREE | EXTENDABLE if config.extendable else FREE
+    found = folder.finished(out) if config.train.resume else None
+    same = found and not any(checkpoint.differences(found["config"], config.model_dump(mode="json"), free))
+    done = same and found["step"] >= config.train.steps and (not a.is_main_process or _whole(out, found))
+    if not processes.group(a).all_well(bool(done)):
+        return None
+    assert found is not None
+    more = "raise train.steps" if config.extendable else "set train.resume = false to train it again"
+    say(a, f"already at step {found['step']} of {config.train.steps}: nothing to do; {more} or give another train.out")
+    bound, bits = (tuple(value) if value else None for value in (found["bound"], found["bits_per_byte"]))
+    return TrainResult(out, found["step"], bound=bound, bits_per_byte=bits)
+
+
+def _whole(out: Path, found: dict[str, Any]) -> bool:
+    """Whether the finished model and the newest checkpoint, if there is one, are as they were written."""
+    newest = checkpoint.found(out / "checkpoints")[:1]
+    right = all(checkpoint.step_of(c) == found["step"] and not checkpoint.damage(c) for c in newest)
+    return right and not checkpoint.changed(out, found["files"])
+
+
+def say(a: Accelerator, text: str) -> None:
+    """A line that every user must see, by the first process."""
+    if a.is_main_process:
+        print(text, file=sys.stderr, flush=True)
 
 
 class Run:
     """One run: what it is made of, and the state that a checkpoint holds."""
 
     @subnormals_as_zeros()
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, accelerator: Accelerator | None = None) -> None:
         t = config.train
         self.config, self.out = config, Path(t.out)
         if t.threads:
             torch.set_num_threads(t.threads)
-        a = self.accelerator = processes.start(config)
+        a = self.accelerator = accelerator or processes.start(config)
+        self.group = processes.group(a)
         self.profile = Profile(config.profile, self.out, a.process_index, t.compile)
         adapters.check(config, a)
         self.lm: LM = starting_point(config)
@@ -93,7 +129,7 @@ class Run:
         self.held_out = HeldOut.of(*wanted) if e.sequences and main else None
         self.watch, self.epochs = Watch(config, self.held_out), Epochs(config.watch.epochs)
         self.optimizer = build_optimizer(self.network, config.optim, t.lr, t.ema)
-        align = build_align(config, self.lm, a.device)
+        align = self.align = build_align(config, self.lm, a.device)
         objective = Objective(self.network, config.objective, t.seed, t.length, align)
         objective.ranges = self.profile.ranges
         self.parameters = sum(p.numel() for p in self.network.parameters())
@@ -108,10 +144,9 @@ class Run:
             adapters.keep_trained(objective)
         self.objective, self.prepared = a.prepare(objective, self.optimizer)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
-        a.register_for_checkpointing(self, *([align] if align else []))
         self.stop = StopRequest()
 
-    # --- the state that accelerate saves beside model, optimisers and random generators ---------------------------
+    # --- the state that is saved beside model, optimiser and random generators ------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -121,6 +156,7 @@ class Run:
             "data": self.loader.state_dict(),
             "schedule": self.schedule.state_dict(),
             "epochs": self.epochs.state_dict(),
+            "align": self.align.state_dict() if self.align else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -128,27 +164,36 @@ class Run:
         self.loader.load_state_dict(state["data"])
         self.schedule.load_state_dict(state["schedule"])
         self.epochs.load_state_dict(state["epochs"])
+        if self.align:
+            self.align.load_state_dict(state["align"])
 
     def save_checkpoint(self) -> None:
-        """Write everything a bitwise resumption needs, atomically."""
-        a, keep = self.accelerator, self.config.checkpoint.keep_last
-        folder = self.out / "checkpoints"
-        checkpoint.publish(folder, self.step, self._write, keep, a.is_main_process, a.wait_for_everyone)
+        """Write everything a bitwise resumption needs, atomically; a UserError if weights are not finite."""
+        checkpoint.publish(
+            self.out / "checkpoints", self.step, self._write, self.config.checkpoint.keep_last, self.group
+        )
 
-    def _write(self, folder: Path) -> None:
-        self.accelerator.save_state(str(folder))
-        if self.accelerator.is_main_process:
-            (folder / "config.json").write_text(json.dumps(self.config.model_dump(mode="json"), indent=1))
+    def _write(self, work: Path) -> None:
+        a, module = self.accelerator, self.accelerator.unwrap_model(self.objective)
+        try:
+            state.save(work, a, module, self.optimizer, self.state_dict())
+        except state.NotFinite as name:
+            raise self._diverged(f"{name} is not finite") from None
+        if a.is_main_process:
+            (work / "config.json").write_text(json.dumps(self.config.model_dump(mode="json"), indent=1))
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint, if the config allows and there is one."""
-        complete = checkpoint.found(self.out / "checkpoints") if self.config.train.resume else []
-        processes.agree(self.accelerator, checkpoint.step_of(complete[0]) if complete else 0, str(self.out))
-        if not complete:
+        """Go on from the newest whole checkpoint, if the config allows and there is one."""
+        a, at = self.accelerator, self.out / "checkpoints"
+        named = checkpoint.found(at) if self.config.train.resume else []
+        processes.agree(a, named, str(self.out))
+        newest = checkpoint.newest_whole(at, partial(say, a), self.group) if named else None
+        if newest is None:
             return
-        extendable = {"train.steps", "train.decay_steps"} if self.config.extendable else set()
-        checkpoint.check_same_run(complete[0], self.config.model_dump(mode="json"), FREE | extendable)
-        self.accelerator.load_state(str(complete[0]))
+        free = FREE | EXTENDABLE if self.config.extendable else FREE
+        checkpoint.check_same_run(newest, self.config.model_dump(mode="json"), free)
+        self.load_state_dict(state.load(newest, a, a.unwrap_model(self.objective), self.optimizer))
+        say(a, f"resuming from step {self.step} of {self.out}")
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -161,8 +206,10 @@ class Run:
         self.resume()
         result = TrainResult(self.out, self.step)
         with self.stop, Report(c, a, self.flops_a_token, self.step) as report, self.profile.recording(report.say):
+            on_threads = f" on {torch.get_num_threads()} CPU thread(s)" if a.device.type == "cpu" else ""
             report.say(
-                f"{self.parameters:,} parameters, GEMM ceiling {report.ceiling / 1e9:.0f} GFLOP/s, {c.train.steps} steps"
+                f"{self.parameters:,} parameters, GEMM ceiling {report.ceiling / 1e9:.0f} GFLOP/s{on_threads}, "
+                f"{c.train.steps} steps"
             )
             while self.step < c.train.steps and not self.stop.anywhere(a):
                 started = time.perf_counter()
@@ -170,6 +217,8 @@ class Run:
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
                 self.profile.step(self.step)
+                if not (math.isfinite(sum(parts.values())) and math.isfinite(norm)):  # the same in every process
+                    raise self._diverged(f"the loss is {sum(parts.values())} and the gradient norm {norm}")
                 ended = self.epochs.ended(self.loader.epoch, self.tokens, self.seconds)
                 result.losses.append(sum(parts.values()))
                 lr = float(self.schedule.get_last_lr()[0])
@@ -192,9 +241,19 @@ class Run:
                 )
         result.steps, result.stopped_by = self.step, self.stop.name
         if not self.stop.name:
-            self._save_final()
+            self._save_final(result)
         self.loader.close()
         return result
+
+    def _diverged(self, what: str) -> UserError:
+        t, left = self.config.train, checkpoint.found(self.out / "checkpoints")
+        lr = t.lr * lr_factor(self.step - 1, t)
+        return UserError(
+            f"step {self.step}: {what}, at learning rate {lr:g}: the run has diverged. Lower train.lr (now {t.lr:g})"
+            + ("" if t.clip else ", set train.clip = 1")
+            + f" or lengthen train.warmup_steps (now {t.warmup_steps}), and give another train.out; "
+            + (f"the last checkpoint with finite weights is {left[0]}" if left else "no checkpoint was written before")
+        )
 
     def optimiser_step(self) -> tuple[dict[str, float], float]:
         """One step over one global batch; the parts of the whole batch's loss, and the gradient norm before clipping."""
@@ -270,15 +329,32 @@ class Run:
                 return
             lm = LM(network, self.lm.tokenizer, "training")
             for prompt in self.config.eval.prompts:
-                if "[MASK" in prompt:
-                    found = dlm.infill(lm, [prompt])
-                else:
-                    found = dlm.generate(lm, [prompt], gen_length=self.config.eval.gen_length)
+                try:
+                    if "[MASK" in prompt:
+                        found = dlm.infill(lm, [prompt])
+                    else:
+                        found = dlm.generate(lm, [prompt], gen_length=self.config.eval.gen_length)
+                except UserError as error:  # a sample that cannot be made, say one beyond the context, ends no run
+                    report.say(f"--- step {self.step}: {prompt!r}: {error}")
+                    continue
                 report.say(f"--- step {self.step}: {prompt!r}\n{found[0].text}")
 
-    def _save_final(self) -> None:
+    def _save_final(self, result: TrainResult) -> None:
+        failure = None
         with self.averaged() as network:
-            if network is not None:
-                final = LM(network, self.lm.tokenizer, self.lm.name, self.lm.settings, self.lm.generation)
-                adapters.save(self.config, final, self.out)
-        self.accelerator.wait_for_everyone()
+            try:
+                if network is not None:
+                    self._write_final(network, result)
+            except UserError as error:
+                failure = error
+        if not self.group.all_well(failure is None):
+            raise failure or UserError("the main process could not write the model: its message says why")
+
+    def _write_final(self, network: Transformer, result: TrainResult) -> None:
+        if name := state.not_finite(network):
+            raise self._diverged(f"{name} is not finite")
+        final = LM(network, self.lm.tokenizer, self.lm.name, self.lm.settings, self.lm.generation)
+        with folder.writing(self.out):
+            adapters.save(self.config, final, self.out)
+            facts = {"step": self.step, "bound": result.bound, "bits_per_byte": result.bits_per_byte}
+            folder.mark_finished(self.out, self.config.model_dump(mode="json"), **facts)

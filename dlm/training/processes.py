@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
@@ -16,6 +18,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from dlm.errors import UserError
 from dlm.models.loading import pick_device
 from dlm.models.transformer import Transformer
+from dlm.training import folder
+from dlm.training.checkpoint import Group
 from dlm.training.config import TrainConfig
 from dlm.training.signals import sum_over_processes
 
@@ -90,12 +94,39 @@ def micro_batch_size(config: TrainConfig, a: Accelerator) -> int:
     return micro
 
 
-def agree(a: Accelerator, step: int, out: str) -> None:
-    """An error unless every process resumes at the same step."""
-    if sum_over_processes(a, torch.tensor(float(step), device=a.device)) != step * a.num_processes:
+def agree(a: Accelerator, checkpoints: list[Path], out: str) -> None:
+    """An error unless every process finds the same checkpoints."""
+    mark = crc32(" ".join(path.name for path in checkpoints).encode()) % 2**16  # sums of it are exact in fp32
+    if sum_over_processes(a, torch.tensor(float(mark), device=a.device)) != mark * a.num_processes:
         raise UserError(
             f"train.out = {out!r} is not the same folder for all processes: on several machines it must be a shared one"
         )
+
+
+def group(a: Accelerator) -> Group:
+    """The processes, as what writes and checks a checkpoint together."""
+
+    def all_well(well: bool) -> bool:
+        return (
+            well if a.num_processes == 1 else sum_over_processes(a, torch.tensor(float(not well), device=a.device)) == 0
+        )
+
+    return Group(a.process_index, a.num_processes, all_well)
+
+
+@contextmanager
+def claimed(a: Accelerator, config: TrainConfig) -> Iterator[None]:
+    """The run folder, for this run alone: the main process locks it, and where it cannot, all of them stop."""
+    with ExitStack() as stack:
+        failure = None
+        try:
+            if a.is_main_process:
+                stack.enter_context(folder.claimed(Path(config.train.out)))
+        except UserError as error:
+            failure = error
+        if not group(a).all_well(failure is None):
+            raise failure or UserError("the main process could not begin: its message says why")
+        yield
 
 
 @contextmanager

@@ -13,8 +13,10 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dlm.diffusion.bound import Estimate
+from dlm.data.atomic import write_text
+from dlm.diffusion.bound import Estimate, with_error
 from dlm.training.config import TrainConfig
+from dlm.training.folder import writing
 from dlm.training.pictures import pixels, save
 from dlm.training.throughput import gemm_ceiling
 
@@ -29,25 +31,24 @@ class Metrics:
     """metrics.jsonl: one JSON object a line; lines after the step resumed from are dropped."""
 
     def __init__(self, path: Path, after: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = []
-        if path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError:  # the line a crash cut off
-                    continue
-                if row["step"] <= after:
-                    kept.append(line)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept))
-        temporary.replace(path)
         self.path = path
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+            write_text(path, "".join(line + "\n" for line in lines if _step(line) <= after))
 
     def write(self, **values: Any) -> None:
         """Append one line; the file is not kept open, so nothing is lost however the run ends."""
-        with self.path.open("a") as file:
+        with writing(self.path.parent), self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
+
+
+def _step(line: str) -> float:
+    """The step of a line of metrics.jsonl; infinite of one that is torn or is no line of ours, so that it goes."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return float("inf")
 
 
 class Report:
@@ -102,6 +103,7 @@ class Report:
         """One optimiser step that took `seconds`, `total` since the run's beginning; the loss is the sum of its parts."""
         c, loss = self.config, sum(parts.values())
         self.steps, self.spent = self.steps + 1, self.spent + seconds
+        self.bar.update(self.task, completed=step)
         if step % c.log.every and step != c.train.steps:
             return
         speed = self.steps * c.train.batch_size * c.train.length / self.spent
@@ -132,13 +134,13 @@ class Report:
 
     def validation(self, step: int, tokens: int, found: Estimate) -> None:
         """The bound of the held-out sequences."""
-        row = {"bound": found.per_token[0], "bound_error": found.per_token[1]}
-        text = f"bound {row['bound']:.4f} ± {row['bound_error']:.4f} nats/token"
+        row: dict[str, float | None] = {"bound": found.per_token[0], "bound_error": found.per_token[1]}
+        text = f"{with_error(*found.per_token, '.4f')} nats/token"
         if found.bits_per_byte is not None:
             row |= {"bits_per_byte": found.bits_per_byte[0], "bits_per_byte_error": found.bits_per_byte[1]}
-            text += f", {row['bits_per_byte']:.4f} ± {row['bits_per_byte_error']:.4f} bits/byte"
+            text += f", {with_error(*found.bits_per_byte, '.4f')} bits/byte"
         self.bound = f"bound {row['bound']:.3f}  "
-        self.say(f"step {step}: held-out {text}")
+        self.say(f"step {step}: held-out bound {text}")
         self._write(step, {"tokens": tokens, **row})
 
     def watched(self, step: int, row: dict[str, float | str], figures: dict[str, "Figure"]) -> None:
@@ -149,20 +151,21 @@ class Report:
                 options = IMAGE_OPTIONS.get(tracker.name, {})
                 tracker.log_images({f"watch/{name}": pixels(figure)[None]}, step=step, **options)
             if not self.config.log.trackers:
-                save(figure, Path(self.config.train.out) / "pictures" / f"step-{step:08d}-{name}.png")
+                with writing(Path(self.config.train.out)):
+                    save(figure, Path(self.config.train.out) / "pictures" / f"step-{step:08d}-{name}.png")
 
-    def epoch(self, step: int, figures: dict[str, Any], bound: tuple[float, float] | None) -> None:
+    def epoch(self, step: int, figures: dict[str, Any], bound: tuple[float, float | None] | None) -> None:
         """An epoch of the data that ended with this step, and the bound at its end where it was measured."""
         row = figures | ({} if bound is None else {"epoch_bound": bound[0]})
         text = "epoch {epoch}: {epoch_tokens:,} tokens, {epoch_tokens_per_second:,.0f} tok/s".format(**row)
         self.say(f"step {step}: {text}" + ("" if bound is None else f", bound {bound[0]:.4f} nats/token"))
         self._write(step, row)
 
-    def _write(self, step: int, row: Mapping[str, float | str]) -> None:
+    def _write(self, step: int, row: Mapping[str, float | str | None]) -> None:
         if self.metrics:
             self.metrics.write(step=step, **row)
         if self.config.log.trackers:
-            self.accelerator.log(dict(row), step=step)
+            self.accelerator.log({key: value for key, value in row.items() if value is not None}, step=step)
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -45,26 +45,34 @@ def sequence_nats(
     index: Int[Tensor, " b"] | None = None,
     samples: int = 1,
     seed: int = 0,
+    valid: Bool[Tensor, "b l"] | None = None,
+    first: int | Int[Tensor, " b"] | None = None,
 ) -> Float[Tensor, "b s"]:
     """What each sequence's `answer` costs given the rest, in nats, as the network's own attention would generate it.
 
     Bidirectional and block-causal networks: `samples` draws of the bound. Causal ones: the likelihood itself, once.
     All three count the same tokens, the first one included, so their bits a byte compare.
+
+    `valid` is False on padding behind a sequence. `first` is what stands before each sequence of a causal network:
+    end-of-text unless given.
     """
     kind, size = network.attention.kind, network.attention.block_length
     if kind == "causal":
-        eos_id = need_token(network, "eos_token_id", "a causal model predicts the first token from end-of-text")
+        why = "a causal model predicts the first token from end-of-text"
+        before = need_token(network, "eos_token_id", why) if first is None else first
 
         def moved(shown: Tensor, asked: Tensor) -> Tensor:
             return _nats(network, network.hidden(shown)[asked], input_ids[asked])
 
-        return likelihood(moved, input_ids, eos_id, answer=answer)
+        return likelihood(moved, input_ids, before, answer=answer)
 
     def nats(shown: Tensor, asked: Tensor) -> Tensor:
-        positions, spec = None, network.attention
+        positions, seen, spec = None, valid, network.attention
         if kind == "block_causal":
             shown, positions, spec = two_streams(shown, input_ids, size)
-        states = spec.states(network.hidden(shown, positions, attention=spec), network.config.shifted_logits)
+            seen = None if valid is None else valid.repeat(1, 2)
+        hidden = network.hidden(shown, positions, seen, attention=spec)
+        states = spec.states(hidden, network.config.shifted_logits)
         return _nats(network, states[asked], input_ids[asked])
 
     mask_id = need_token(network, "mask_token_id", "a diffusion model is asked about masks")

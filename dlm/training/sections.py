@@ -210,3 +210,20 @@ class AdapterConfig(Section):
     )
     double_quant: bool = Field(default=True, description="kind = qlora: quantise the scales too")
     merge: bool = Field(default=False, description="also write the model with the adapter in it, into <out>/merged")
+
+    @model_validator(mode="after")
+    def _read_at_all(self) -> Self:
+        """Refuse settings that this kind does not read; `kind = "none"` in so many words may keep all defaults beside it."""
+        unread = ["double_quant"] if self.kind == "lora" else []
+        if self.kind == "none":
+            unread = [name for name in type(self).model_fields if name != "kind"]
+        for name in unread:
+            value, given = getattr(self, name), name in self.model_fields_set and "kind" not in self.model_fields_set
+            if given or value != type(self).model_fields[name].default:
+                shown = list(value) if isinstance(value, tuple) else value
+                if self.kind == "none":
+                    reason, kinds = 'adapter.kind = "none" trains all weights', '"lora" or "qlora"'
+                else:
+                    reason, kinds = f'adapter.kind = "{self.kind}" does not read it', '"qlora"'
+                raise ValueError(f"{name} = {shown!r}, but {reason}: set adapter.kind = {kinds}, or leave {name} out")
+        return self

@@ -8,10 +8,11 @@ import torch
 from dlm.data.tokenizer import Tokenizer, load_tokenizer
 from dlm.errors import UserError
 from dlm.models.converting import convert
+from dlm.models.finding import find_tokenizer
 from dlm.models.lm import LM
 from dlm.models.loading import load, require_room
 from dlm.models.transformer import Transformer
-from dlm.training.config import TrainConfig
+from dlm.training.config import TEXT_TOKENIZER, TrainConfig
 
 
 def starting_point(config: TrainConfig) -> LM:
@@ -31,7 +32,12 @@ def _loaded(config: TrainConfig) -> LM:
     frozen = config.adapter.kind != "none" and t.precision == "bf16"  # what is not trained needs no fp32
     lm = load(t.init_from, dtype="bfloat16" if frozen else "float32", device="cpu")
     if t.tokenizer is not None:
-        lm.tokenizer = load_tokenizer(t.tokenizer)
+        lm.tokenizer = load_tokenizer(find_tokenizer(t.tokenizer))
+    if lm.tokenizer is None and config.data.source != "sudoku":
+        raise UserError(
+            f"train.init_from = {t.init_from!r} has no tokenizer.json, and text needs one: copy it into that folder, "
+            "or set train.tokenizer"
+        )
     if t.length > lm.config.max_position_embeddings:
         raise UserError(
             f"train.length = {t.length} exceeds the {lm.config.max_position_embeddings} positions of train.init_from = {t.init_from!r}"
@@ -60,20 +66,21 @@ def _new(config: TrainConfig) -> LM:
     network.initialise(torch.Generator().manual_seed(t.seed))
     if network.config.mask_token_id is None:
         raise UserError(
-            f"tokenizer {t.tokenizer!r} has no mask token: add one (dlm-tokenizer does), or set model.mask_token_id"
+            f"tokenizer {config.tokenizer!r} has no mask token: add one (dlm-tokenizer does), or set model.mask_token_id"
         )
     return LM(network, tokenizer, "new")
 
 
 def _tokenizer(config: TrainConfig) -> Tokenizer:
-    if config.train.tokenizer is not None:
-        return load_tokenizer(config.train.tokenizer)
+    if config.tokenizer is not None:
+        return load_tokenizer(find_tokenizer(config.tokenizer))
     if config.data.source == "sudoku":
         from dlm.data.sudoku import sudoku_tokenizer
 
         return Tokenizer(sudoku_tokenizer(), {"mask_token": "[MASK]", "eos_token": "[EOS]", "pad_token": "[EOS]"})
     raise UserError(
-        "train.tokenizer is not set: name a tokenizer folder (dlm-tokenizer makes one), or set train.init_from"
+        f"train.tokenizer is not set: name a bundled model's ({TEXT_TOKENIZER}), a folder (dlm-tokenizer makes one) or a "
+        "hub id, or set train.init_from"
     )
 
 

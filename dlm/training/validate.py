@@ -28,7 +28,7 @@ class HeldOut:
             taken += keep
             if taken >= sequences:
                 break
-        self.sequences = taken
+        self.sequences, self.length = taken, max((ids.shape[1] for ids, _ in self.batches), default=0)
         self.tokens = sum(int(answer.sum()) for _, answer in self.batches)
         self.bytes = None
         if token_bytes is not None:
@@ -38,8 +38,11 @@ class HeldOut:
     def of(
         cls, data: DataConfig, tokenizer: Tokenizer | None, length: int, sequences: int, batch_size: int, seed: int
     ) -> "HeldOut | None":
-        """The first `sequences` of the held-out split of `data`, or all of it where it has fewer; None where it is empty."""
-        stream = build_stream(data, tokenizer, length, "heldout", seed)
+        """The first `sequences` of the held-out split of `data`, or all of it where it has fewer; None where it is empty.
+
+        A split with less text than one sequence is one shorter sequence.
+        """
+        stream = build_stream(data, tokenizer, length, "heldout", seed, shorten=True)
         sizes = None if tokenizer is None or data.source == "sudoku" else torch.as_tensor(tokenizer.token_bytes)
         found = cls(stream, sequences, batch_size, sizes)
         return found if found.batches else None

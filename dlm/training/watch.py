@@ -156,7 +156,10 @@ def decode(lm: LM, ids: Tensor, answer: Tensor) -> Generation:
     block = lm.config.block_length or 1
     length = max(block, min(DECODED, len(ids) - start) // block * block)
     block = block if lm.config.attention == "block_causal" else length
-    return dlm.generate(lm, [ids[:start].tolist()], gen_length=length, block_length=block, steps=length)[0]
+    numbers = {"gen_length": length, "block_length": block, "steps": length}
+    return dlm.generate(lm, [ids[:start].tolist()], **numbers, allow_long=True)[
+        0
+    ]  # a whole block may reach past the row
 
 
 def _spelt(lm: LM, ids: list[int]) -> list[str]:

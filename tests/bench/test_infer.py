@@ -153,3 +153,14 @@ def test_traffic(dataset):
     assert [run["num_prompts"] for run in runs] == [4, 4, 4]  # the three questions came round again
     assert [run["under_way"] for run in runs[:2]] == [1, 2]
     assert all(run["latency"]["p99"] >= run["latency"]["p50"] > 0 for run in runs)
+
+
+def test_a_question_beyond_the_context_counts_as_failed(tmp_path):
+    file = tmp_path / "d.jsonl"
+    rows = [QUESTIONS[0] | {"question": "x" * 200}, *QUESTIONS]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = {"dataset": str(file), "max_tokens": 8, "block_length": 4, "warmup": 1}
+    lm = text_lm(max_position_embeddings=100)
+    found = infer.measure(config(infer=section), lm, lambda line: None).values
+    for way in ("blockinfer", "vanilla_llada"):
+        assert (found[way]["num_prompts"], found[way]["failed"]) == (4, 1)

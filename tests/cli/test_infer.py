@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+import dlm
+from tests.cli import fake
 from tests.cli.fake import ANSWER, PUZZLE
 
 
@@ -39,7 +41,8 @@ def test_json_lines_in_and_out(command, tmp_path):
     status, out, _ = command("--input", str(tmp_path / "in.jsonl"), "--json")
     assert status == 0
     first, second, third = lines(out)
-    assert set(first) == {"text", "tokens", "nfe", "tpf", "finish_reason", "request_id"}
+    assert set(first) == {"prompt", "text", "tokens", "nfe", "tpf", "finish_reason", "request_id"}
+    assert [line["prompt"] for line in (first, second, third)] == ["one", "two [MASK:2]", "three"]
     assert (first["request_id"], second["request_id"], third["request_id"]) == ("0", "7", "2")
     assert (second["text"], second["holes"]) == ("two xx", ["xx"])
     status, out, err = command("--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl"))
@@ -57,12 +60,30 @@ def test_a_sudoku_is_shown_as_a_grid(command, tmp_path):
     assert "│ 1 9 8 │ 3 4 2 │ 5 6 7 │" in out
     assert "solved: " in out
     assert command("--config", str(tmp_path / "s.toml"), "--quiet")[1] == ANSWER + "\n"
+    assert lines(command("--config", str(tmp_path / "s.toml"), "--json")[1])[0]["prompt"] == PUZZLE
+
+
+def test_stop_strings_reach_the_sampler_from_the_command_line_and_from_a_job(command, tmp_path, monkeypatch):
+    seen = []
+
+    def generate(lm, prompts, stop, **settings):
+        seen.append((prompts, stop))
+        return fake.generate(lm, prompts, **settings)
+
+    monkeypatch.setitem(vars(dlm), "generate", generate)
+    rows = ['{"prompt": "a", "sampler": {"stop": "END"}}', '{"prompt": "b", "sampler": {"stop": ["x", "\\n"]}}', '"c"']
+    (tmp_path / "in.jsonl").write_text("\n".join([*rows, '"d [MASK:2]"']))
+    assert command("--input", str(tmp_path / "in.jsonl"), "--sampler.stop", '"\\n\\n"', "--quiet")[0] == 0
+    assert seen == [(["a"], ("END",)), (["b"], ("x", "\n")), (["c"], ("\n\n",))]
+    assert command("--prompt", "a", "--sampler.stop", "def ", "--quiet")[0] == 0
+    assert command("--prompt", "a", "--sampler.stop", '["3", "a"]', "--quiet")[0] == 0
+    assert [stop for _, stop in seen[3:]] == [("def ",), ("3", "a")]
 
 
 def test_chat_remembers(command):
     status, out, _ = command("--chat", "--json", stdin="hi\n\nho\n")
     assert status == 0
-    assert [line["request_id"] for line in lines(out)] == ["0", "1"]
+    assert [(line["request_id"], line["prompt"]) for line in lines(out)] == [("0", "hi"), ("1", "ho")]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from dlm.cli import bench, infer, prepare, train
 from dlm.cli.help import page
-from dlm.cli.options import Command, Flag
+from dlm.cli.options import Command, Flag, model_flag
 from dlm.errors import UserError
 
 
@@ -18,6 +19,7 @@ class Section(BaseModel):
 class Whole(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: str = "x"
+    paths: tuple[str, ...] = ()
     fast: bool = True
     part: Section = Section()
 
@@ -29,6 +31,7 @@ COMMAND = Command(
     flags=(
         Flag(name="--prompt", metavar="TEXT", repeatable=True, help="Words."),
         Flag(name="--input", metavar="FILE", help="A file."),
+        model_flag("name"),
         Flag(name="--quick", sets="part.fast", help="Short."),
     ),
 )
@@ -49,6 +52,10 @@ COMMAND = Command(
         (["--quick"], {"part.fast": "true"}),
         (["--part.extra.key", "3"], {"part.extra.key": "3"}),
         (["--name", "a", "--name", "b"], {"name": "b"}),
+        (["--paths", "a.txt", "--fast"], {"paths": "a.txt", "fast": "true"}),
+        (["--paths", "a.txt", "b.txt", "--fast"], {"paths": '["a.txt", "b.txt"]', "fast": "true"}),
+        (["--model", "pico"], {"name": "pico"}),
+        (["--model", "pico", "--name", "y"], {"name": "y"}),
     ],
 )
 def test_overrides(argv, overrides):
@@ -69,7 +76,9 @@ def test_flags_and_files():
         (["--promt", "x"], 'unknown option --promt; did you mean "--prompt"?'),
         (["--part.rat", "1"], 'unknown option --part.rat; did you mean "--part.rate"?'),
         (["--rate", "1"], 'unknown option --rate; did you mean "--part.rate"?'),
+        (["--part", "x"], "--part is a section: its options are --part.rate, --part.fast, --part.extra (see dlm-test"),
         (["--part.no-rate"], "unknown option --part.no-rate"),
+        (["--paths=a.txt", "b.txt"], 'unexpected word "b.txt"'),
         (["hello"], 'unexpected word "hello": every option starts with --'),
         (["--part.rate"], "--part.rate needs a value"),
         (["--prompt", "--input", "x"], "--prompt needs a value (one that starts with -- is written --prompt=…)"),
@@ -108,6 +117,7 @@ def test_help_lists_every_flag_and_field():
     for needed in (
         "Tests [markup].",
         "--prompt TEXT",
+        "--model NAME",
         "Repeatable.",
         "--print-config",
         "[part]",
@@ -116,3 +126,31 @@ def test_help_lists_every_flag_and_field():
         assert needed in text
     assert "--part.fast / --part.no-fast  true or false = false" in text
     assert max(map(len, text.split("\n"))) <= 80
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "key"),
+    [
+        (infer.main, [], "model.name"),
+        (train.main, [], "train.init_from"),
+        (prepare.main, ["trajectories"], "model.name"),
+        (prepare.main, ["anchors"], "align.teacher"),
+        (bench.main, [], "model.name"),
+        (bench.main, ["infer"], "model.name"),
+        (bench.main, ["tokenizer"], "tokenizer.path"),
+    ],
+    ids=["infer", "train", "trajectories", "anchors", "bench", "bench-infer", "bench-tokenizer"],
+)
+def test_every_command_that_loads_a_model_has_model(main, words, key, capsys):
+    assert main([*words, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--model NAME" in shown and f"Short for --{key}." in shown
+    assert main([*words, "--model", "sudoku", "--print-config"]) == 0
+    short = capsys.readouterr().out
+    assert main([*words, f"--{key}", "sudoku", "--print-config"]) == 0
+    assert short == capsys.readouterr().out
+
+
+def test_the_models_of_a_measurement_of_quality(capsys):
+    assert bench.main(["quality", "--model", "pico", "--print-config"]) == 0
+    assert 'models = [\n    "pico",\n]' in capsys.readouterr().out

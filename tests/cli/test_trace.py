@@ -68,6 +68,40 @@ def test_housekeeping(command):
     assert command("gc", "--keep", "1")[1] == "2 traces deleted, 1 kept\n"
 
 
+def test_times_say_what_they_are(command):
+    from datetime import UTC, datetime
+
+    now = datetime.now(UTC)
+    stats = json.loads(command("stats", "--json")[1])
+    rows = [json.loads(line) for line in command("ls", "--json")[1].splitlines()]
+    shown = json.loads(command("show", "first", "--json")[1])
+    assert [stats["last"], stats["first"]] == [rows[0]["stored"], rows[-1]["stored"]] and rows[-1]["stored"] == shown[
+        "stored"
+    ]
+    assert all(abs((datetime.fromisoformat(row["stored"]) - now).total_seconds()) < 600 for row in rows)
+    assert set(rows[0]) == {"request_id", "stored", "context", "bytes"}
+    lines = dict(line.split(maxsplit=1) for line in command("stats")[1].splitlines())
+    local = datetime.fromisoformat(stats["first"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    assert lines["first:"] == local and lines["dictionaries:"] == "none" and lines["models:"] == "sudoku: 1, pico: 2"
+    assert len(command("ls", "--since", "99999999999d")[1].splitlines()) == 3
+    command("gc", "--keep", "0")
+    assert (
+        json.loads(command("stats", "--json")[1])["first"] is None
+        and "first:                  none" in command("stats")[1]
+    )
+
+
+def test_fsck_does_not_send_one_to_fsck(command, tmp_path):
+    path = tmp_path / "t.db"
+    content = bytearray(path.read_bytes())
+    for page in range(8192, len(content), 8192):  # every page but the first
+        content[page : page + 8] = b"\xff" * 8
+    path.write_bytes(content)
+    status, out, error = command("fsck")
+    assert status == 1 and "malformed" in out and "dlm-trace fsck" not in out + error
+    assert "dlm-trace fsck says which traces are whole" in command("show", "first")[2]
+
+
 def test_damage_is_exit_status_one(command, tmp_path):
     import sqlite3
 
@@ -91,6 +125,9 @@ def test_damage_is_exit_status_one(command, tmp_path):
         (["gc", "--keep", "x"], "keep = 'x'"),
         (["ls", "--store", "none.db"], "none.db: there is no trace store here"),
         (["ls", "-n", "x"], "invalid int value"),
+        (["ls", "-n", "-1"], "newest = -1: must be at least 0"),
+        (["gc", "--keep", "-1"], "keep = '-1'"),
+        (["gc", "--keep", "\u00b2"], "keep = '\u00b2'"),
     ],
 )
 def test_mistakes(command, argv, message):

@@ -103,3 +103,16 @@ def test_what_does_not_match_is_said(data: DataConfig, tokenizer: Tokenizer, tmp
     (out / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json is not valid JSON"):
         build_stream(tokens, tokenizer, 16)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(
+    data: DataConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(shards, "_write_split", None)
+    with pytest.raises(UserError, match=r"--prepare .*/file/out: cannot be written to \(Not a directory\): choose"):
+        prepare(data, tokenizer, tmp_path / "file" / "out", 16)
+    with pytest.raises(UserError, match=r"--prepare .*/file is a file: give a folder"):
+        prepare(data, tokenizer, tmp_path / "file", 16)
+    with pytest.raises(UserError, match=r"--prepare /proc/nowhere: cannot be written to"):
+        prepare(data, tokenizer, "/proc/nowhere", 16)

@@ -1,14 +1,14 @@
 """Sudoku: uniqueness against an independent solver, symmetries, splits, streams, tokens and text."""
 
 import itertools
-import time
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from dlm.data import sudoku
+from dlm.data import sudoku, sudoku_puzzles, sudoku_solver
 from dlm.errors import UserError
 
 # The puzzle of Wikipedia's article "Sudoku" and its published solution.
@@ -191,14 +191,26 @@ def test_samples_are_not_the_callers_to_spoil(folder: Path) -> None:
     assert samples.sample(0)["input_ids"].min() == 1
 
 
-def test_stream_is_fast(folder: Path) -> None:
+def test_a_stream_searches_nothing_and_draws_by_the_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = stream(folder)
-    spent = []
-    for _ in range(5):
-        start = time.process_time()
-        list(itertools.islice(samples, 256))
-        spent.append((time.process_time() - start) / 4)
-    assert min(spent) < 0.01  # seconds for 64
+    drawn, scramble = [], sudoku.scramble
+    monkeypatch.setattr(sudoku, "scramble", lambda rng, pairs: drawn.append(len(pairs)) or scramble(rng, pairs))
+    for room in (sudoku_puzzles, sudoku_solver):
+        monkeypatch.setattr(room, "search", None)  # to solve a puzzle takes a thousand times as long as to shuffle one
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        for _ in itertools.islice(samples, 4 * sudoku.BLOCK):
+            pass
+    finally:
+        sys.setprofile(None)
+    assert drawn == [sudoku.BLOCK] * 4
+    assert calls < 6 * 4 * sudoku.BLOCK  # Python functions a sample, what a block costs included
 
 
 def test_pool_grows_from_disk_and_survives_damage(tmp_path: Path) -> None:

@@ -2,7 +2,12 @@
 
 import io
 import json
+import os
+import select
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +16,10 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlm.cli import tokenizer as tokenizer_command
+from dlm.data import tokenizer_training
 from dlm.data.config import DataConfig, TokenizerConfig
-from dlm.data.tokenizer import Tokenizer, load_tokenizer
+from dlm.data.tokenizer import Tokenizer, has_vocabulary, load_tokenizer
 from dlm.data.tokenizer_training import train_tokenizer
 from dlm.errors import UserError
 
@@ -201,7 +208,7 @@ def test_code_in_a_folder_is_never_run(tmp_path: Path, files: dict, monkeypatch:
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    with pytest.raises(UserError, match=r"never run|cannot read the tokenizer"):
+    with pytest.raises(UserError, match=r"never run|cannot read the tokenizer|holds no tokenizer\.json"):
         load_tokenizer(tmp_path)
     assert not list(tmp_path.rglob("MARK"))
 
@@ -237,3 +244,85 @@ def test_ids_that_no_table_has_room_for() -> None:
         Tokenizer(backend).token_bytes  # noqa: B018
     with pytest.raises(UserError, match="no tokens"):
         Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE())).vocab_size  # noqa: B018
+
+
+def test_a_configuration_alone_is_no_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    assert not has_vocabulary(tmp_path)
+    with pytest.raises(UserError, match=r"holds no tokenizer\.json: train one with dlm-tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_folders_that_cannot_be_written_to_are_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    read = []
+    for output, reason in ((tmp_path / "file" / "out", "Not a directory"), (tmp_path / "file", "is a file")):
+        with pytest.raises(UserError, match=f"output = {output}.* {reason}|output = {output}.*{reason}"):
+            train_tokenizer(TokenizerConfig(output=str(output)), (read.append(text) or text for text in TEXTS))
+    assert read == []
+    assert tokenizer_command.main(["--output", "/proc/nowhere"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("dlm-tokenizer: output = /proc/nowhere: cannot be written to (") and err.count("\n") == 1
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokenizer_training, "write_text", full)
+    with pytest.raises(UserError, match=r"output = .*: cannot be written to \(No space left on device\)"):
+        train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=300), TEXTS)
+
+
+def test_a_trainer_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TokenizerConfig(output=str(tmp_path), vocab_size=300)
+    for code, message in (
+        ("raise SystemExit('out of words')", "out of words"),
+        ("import os; os.kill(os.getpid(), 9)", "its process ended with status -9"),
+    ):
+        monkeypatch.setattr(tokenizer_training, "LEARN", (sys.executable, "-c", code))
+        with pytest.raises(UserError, match=f"the tokenizer could not be trained: {message}"):
+            train_tokenizer(config, ["x" * 1000] * 1000)  # more than a pipe holds
+    assert not list(tmp_path.iterdir())
+
+
+# A trainer that sees no signal, as the real one: it says when it has everything, and then it is busy for ever.
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.stdin.buffer.read()
+with open(sys.argv[1], "w") as busy:
+    busy.write(str(os.getpid()))
+time.sleep(600)
+"""
+PARENT = """
+import sys
+from dlm.cli import tokenizer
+from dlm.data import tokenizer_training
+tokenizer_training.LEARN = (sys.executable, "-c", sys.argv[1], sys.argv[2])
+raise SystemExit(tokenizer.main(sys.argv[3:]))
+"""
+
+
+def test_ctrl_c_ends_the_training_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words " * 100)
+    os.mkfifo(tmp_path / "busy")
+    data = ["--data.source", "text", "--data.paths", str(tmp_path / "a.txt")]
+    command = [sys.executable, "-c", PARENT, DEAF, str(tmp_path / "busy"), "--output", str(tmp_path / "out"), *data]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            busy = os.open(tmp_path / "busy", os.O_RDONLY | os.O_NONBLOCK)
+            assert select.select([busy], [], [], 120)[0], "the trainer did not start"
+            child = int(os.read(busy, 20))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120) == 130
+        finally:
+            process.kill()
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read() + process.stderr.read() == b""
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    assert not list((tmp_path / "out").iterdir())

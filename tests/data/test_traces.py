@@ -127,6 +127,16 @@ def test_answers_to_one_prompt_are_on_one_side_of_the_split(tmp_path: Path, toke
     assert not set(prompts[0]) & set(prompts[1]) and all(prompts)
 
 
+def test_of_few_prompts_the_answers_to_one_are_held_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    traces = [trace("0/0"), trace("0/1"), trace("1/0"), trace("2/0")]
+    for made in traces:
+        made.first_token = np.array([30 + int(made.request_id[0]), 11, 12, 13, 14, 15], np.int32)
+    path = stored(tmp_path, *traces)
+    sides = [samples(path, tokenizer, split, heldout_fraction=1e-9) for split in ("train", "heldout")]
+    train, held = ({int(row["input_ids"][0]) for row in side} for side in sides)
+    assert len(held) == 1 and train | held == {30, 31, 32} and not train & held
+
+
 def test_traces_that_do_not_fit_the_tokenizer_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     foreign = stored(tmp_path, trace("a", tokenizer="0123"), trace("b", model="other", tokenizer=tokenizer.fingerprint))
     with pytest.raises(UserError, match=r"'a' was recorded with another tokenizer \(0123, of model 'teacher'\)"):

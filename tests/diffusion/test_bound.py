@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlm.diffusion.bound import estimate, likelihood_bound
+from dlm.diffusion.bound import estimate, likelihood_bound, with_error
 from tests.diffusion.enumeration import LENGTH, MASK, exact_bound, masked_nats, tiny_network
 
 IDS = [2, 0, 3, 1]
@@ -77,3 +77,11 @@ def test_the_masks_do_not_depend_on_the_batch():
         for i, part in enumerate(ids.split(2))
     ]
     torch.testing.assert_close(torch.cat(parts), whole)
+
+
+def test_a_single_draw_has_no_error():
+    single = estimate(torch.tensor([[4.0], [2.0]]), tokens=3, bytes=6)
+    assert single.per_token == (2.0, None) and single.bits_per_byte == (pytest.approx(1 / 0.6931471805599453), None)
+    assert estimate(torch.tensor([[4.0]]), tokens=2, exact=True).per_token == (2.0, 0.0)
+    assert with_error(2.0, None) == "2.000 (one draw: no error)"
+    assert with_error(2.0, 0.25, ".2f") == "2.00 ± 0.25"

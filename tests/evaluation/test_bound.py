@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 
@@ -71,3 +72,19 @@ def test_a_causal_network_needs_no_mask_but_an_end_of_text(data: DataConfig) -> 
     lm.network.config = bare.model_copy(update={"eos_token_id": None})
     with pytest.raises(UserError, match="eos_token_id"):
         measure_bound(lm, data, length=26)
+
+
+def test_one_draw_has_no_error_and_says_so(data: DataConfig) -> None:
+    found = measure_bound(text_lm(), data, length=26, draws=1)
+    assert found.nats_error is None and found.bits_error is None
+    assert found.row()["nats"].endswith(" (one draw: no error)") and "nan" not in str(found.row())
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["bits_error"] is None
+
+
+def test_the_length_is_that_of_what_was_scored(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words, and others " * 6)
+    for kind in ({}, {"attention": "block_causal", "block_length": 4}):
+        lm = text_lm(model_type="dlm", **kind)
+        data = DataConfig(source="text", paths=str(tmp_path), cache=False)
+        found = measure_bound(lm, data, length=500, draws=2)
+        assert found.sequences == 1 and found.tokens == found.length < 40

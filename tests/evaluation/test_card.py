@@ -89,3 +89,10 @@ def test_words_for_both_kinds() -> None:
     assert set(ABOUT) == {"sudoku", "code"}
     assert 'dlm.load("mine")' in ABOUT["sudoku"]("mine").use
     assert "torch" in machine()
+
+
+def test_a_validation_of_one_draw_has_no_error(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, {})
+    rows = [{**row, "bound_error": None} if "bound" in row else row for row in ROWS]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "0.5000 (one draw: no error) nats a token (bound)" in card(Run.read(folder))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 
 import pytest
@@ -11,9 +12,7 @@ import dlm
 from dlm.errors import UserError
 from dlm.models import LM, ModelConfig, Transformer, adapters
 from dlm.models.packing import pack
-from dlm.models.quantise import is_quantised, quantise, require
-
-from .tiny import near
+from dlm.models.quantise import is_quantised, quantise, require, shapes
 
 pytest.importorskip("peft", reason="needs the extra `qlora`: peft")
 
@@ -63,7 +62,7 @@ def test_a_new_adapter_changes_nothing_and_is_all_that_trains():
     lm = model()
     before = logits(lm.network)
     adapters.attach(lm.network, 4, 8.0)
-    near(logits(lm.network), before)
+    torch.testing.assert_close(logits(lm.network), before, rtol=1e-6, atol=1e-6)
     trained = [name for name, p in lm.network.named_parameters() if p.requires_grad]
     assert len(trained) == 2 * 2 * 7 and all("lora_" in name for name in trained)
     assert not [name for name, _ in lm.network.matrices() if "lora_" in name]
@@ -96,11 +95,13 @@ def test_an_adapter_is_saved_alone_and_brings_its_base_along(tmp_path):
     assert not list((tmp_path / "adapter").glob("model*.safetensors"))
     apart = dlm.load(tmp_path / "adapter", merge=False)
     merged = dlm.load(tmp_path / "base", adapter=tmp_path / "adapter")
-    near(logits(apart.network), logits(lm.network))
+    torch.testing.assert_close(logits(apart.network), logits(lm.network), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits(merged.network), logits(lm.network), rtol=1e-5, atol=1e-5)
     assert adapters.is_adapted(apart.network) and not adapters.is_adapted(merged.network)
     merged.save(tmp_path / "whole")
-    near(logits(dlm.load(tmp_path / "whole").network), logits(merged.network))
+    torch.testing.assert_close(
+        logits(dlm.load(tmp_path / "whole").network), logits(merged.network), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -159,6 +160,81 @@ def test_a_bitsandbytes_that_cannot_run_here_is_told(monkeypatch):
     monkeypatch.setattr(bitsandbytes.nn.Linear4bit, "forward", fail)
     with pytest.raises(UserError, match=r"cannot do nf4 on cpu \(no kernel\); upgrade it, use a CUDA device"):
         require("nf4", CPU)
+
+
+@pytest.fixture(params=[False, True], ids=["plain CPU", "AVX512-BF16"])
+def cpu_kind(request, monkeypatch) -> bool:
+    """bitsandbytes as on a CPU without and with a kernel of its own for bfloat16."""
+    import bitsandbytes
+
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: request.param)
+    return request.param
+
+
+@needs_bitsandbytes
+def test_every_cpu_quantises_every_shape_and_computes_in_the_dtype_of_the_weights(cpu_kind):
+    shape = {"hidden_size": 48, "head_dim": 12, "intermediate_size": 40}  # rows that are no multiple of 32
+    small, alone = model(**shape), model(**shape)
+    quantise(small.network, "nf4", CPU)
+    before = logits(small.network.train())
+    after = logits(small.network.eval())
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)  # bfloat16 is off by 1e-2
+    assert (after - logits(alone.network)).abs().max() > 0
+
+
+@needs_bitsandbytes
+def test_a_validation_changes_no_gradient_of_the_training_after_it(cpu_kind):
+    def gradients(validated: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)  # of the adapter's first half
+        lm = model()
+        quantise(lm.network, "nf4", CPU)
+        adapters.attach(lm.network, 4, 8.0)
+        stir(lm.network)
+        if validated:
+            logits(lm.network.eval())
+        lm.network.train()(IDS).logsumexp(-1).sum().backward()
+        return [p.grad for p in lm.network.parameters() if p.grad is not None]
+
+    torch.testing.assert_close(gradients(True), gradients(False), rtol=1e-5, atol=1e-6)
+
+
+@needs_bitsandbytes
+def test_the_shapes_of_a_network_are_tried_before_its_weights_are_read(tmp_path, monkeypatch):
+    import bitsandbytes
+
+    from dlm.models import loading
+
+    def fail(self, x):
+        assert self.out_features % 32 == 0, "N must be divisible by block_n"
+        return x
+
+    monkeypatch.setattr(bitsandbytes.nn.Linear4bit, "forward", fail)
+    fits, odd = model().config, model(intermediate_size=72).config
+    assert shapes(odd) == [(64, 64), (72, 64), (64, 72)]
+    assert require("nf4", CPU, fits) is bitsandbytes
+    message = (
+        r"for a matrix of 72 rows and 64 columns, which this model has \(N must be divisible by block_n\); upgrade"
+    )
+    with pytest.raises(UserError, match=message):
+        require("nf4", CPU, odd)
+    model(intermediate_size=72).save(tmp_path)
+    monkeypatch.setattr(loading, "read_network", None)
+    with pytest.raises(UserError, match=message):
+        dlm.load(tmp_path, quantize="nf4")
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("extra", ["bitsandbytes", "peft"])
+def test_bitsandbytes_says_nothing_of_kernels_it_lacks(extra):
+    code = f"""
+import logging
+from dlm.models import adapters, quantise
+{"quantise.require('nf4', __import__('torch').device('cpu'))" if extra == "bitsandbytes" else "adapters.require()"}
+logging.getLogger("bitsandbytes.backends.cpu.ops").warning("no kernel")
+logging.getLogger("bitsandbytes.autograd._functions").warning("a cast")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
 
 
 @needs_bitsandbytes

@@ -51,6 +51,23 @@ def test_an_export_goes_on_where_it_stopped(varied, tmp_path):
         assert back.import_(str(out)) == 31
 
 
+def test_two_exports_at_once_are_one_import(varied, tmp_path, monkeypatch):
+    out, records = tmp_path / "out", varied.database.records
+    with TraceStore(varied.path) as other:
+
+        def meanwhile(after=-1):
+            monkeypatch.undo()
+            other.export(str(out), rows=12)
+            varied.put(run(np.random.default_rng(1), 5, 2, name="new").trace).result()
+            return records(after)
+
+        monkeypatch.setattr(varied.database, "records", meanwhile)
+        assert varied.export(str(out), rows=7) == 31
+    with TraceStore(tmp_path / "back.db") as back:
+        assert back.import_(str(out)) == 31
+        assert sorted(trace.request_id for trace in back) == sorted(trace.request_id for trace in varied)
+
+
 def test_datasets_reads_it(varied, tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = varied.to_dataset(model="m0")

@@ -13,7 +13,7 @@ import pytest
 from dlm.errors import UserError
 from dlm.trace import CorruptTrace, DuplicateTrace, TraceStore, UnknownTrace
 from dlm.trace.database import StoreError
-from dlm.trace.times import seconds, ticks
+from dlm.trace.times import iso, moment, seconds, ticks
 from dlm.trace.trace import NEVER
 from tests.trace.synthetic import run
 
@@ -91,6 +91,19 @@ def test_finding(filled):
     assert seconds("1.5h") == 5400 and ticks("2020-01-01T00:00:00+00:00") == 15_778_368_000_000
 
 
+def test_times_are_exact_and_what_is_none_is_an_error():
+    assert (
+        iso(15_778_368_000_001) == "2020-01-01T00:00:00.000100+00:00"
+        and ticks(iso(15_778_368_000_001)) == 15_778_368_000_001
+    )
+    assert ticks("99999999999d") < 0 < ticks(1e300)
+    for say in (iso, moment):
+        with pytest.raises(UserError, match="are no time: the store is damaged"):
+            say(2**60)
+    with pytest.raises(UserError, match="is no time"):
+        ticks(float("nan"))
+
+
 def test_contexts_are_stored_once_and_facts_come_back(filled):
     assert filled.stats()["contexts"] == 2
     assert filled["first"].meta == {
@@ -118,7 +131,7 @@ def test_a_full_queue_blocks_or_raises(tmp_path):
 
     class Slow(type(run(np.random.default_rng(0), 4, 2).recorder)):
         def trace(self):
-            gate.wait(10)
+            gate.wait(600)
             return super().trace()
 
     def slow(name):
@@ -136,11 +149,20 @@ def test_a_full_queue_blocks_or_raises(tmp_path):
         assert len(store) == 2
     gate.clear()
     with TraceStore(tmp_path / "t.db", queue_size=1) as store:
-        threading.Timer(0.2, gate.set).start()
-        started = time.monotonic()
-        for name in "def":
-            store.put(slow(name))
-        assert time.monotonic() - started > 0.1
+        two, three = threading.Event(), threading.Event()
+
+        def three_puts() -> None:
+            for name in "def":
+                store.put(slow(name))
+                if name == "e":
+                    two.set()
+            three.set()
+
+        putting = threading.Thread(target=three_puts)
+        putting.start()
+        assert two.wait(600) and not three.wait(0.1)  # one is being written, one is queued, one has to wait
+        gate.set()
+        putting.join()
         assert len(store) == 5
 
 

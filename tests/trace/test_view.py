@@ -45,7 +45,7 @@ def browse(html: str, states: np.ndarray, tmp_path, side: int = 0, width: int = 
         [BROWSER, *options, f"--window-size={width},800", "--virtual-time-budget=2000", file.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert "FOUND" in done.stdout, done.stderr[-2000:]
     found = re.findall("FOUND(.*?)FOUND", done.stdout, re.S)[-1]

@@ -1,8 +1,8 @@
 """The cached teacher: the same run as under the live one, whole however often it was interrupted."""
 
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -60,22 +60,34 @@ def test_a_file_holds_the_asked_layers_of_its_sequence(base, tmp_path):
         torch.testing.assert_close(stored["1"], taps[1][row], rtol=1e-5, atol=1e-6)
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from dlm.cli import prepare
+replace, left = Path.replace, [20 + 1]  # twenty sequences, after the manifest
+def killed(path, target):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), 9)
+    return replace(path, target)
+Path.replace = killed
+sys.exit(prepare.main(sys.argv[1:]))
+"""
+
+
 def test_an_interrupted_preparation_ends_as_one_that_was_not(base, tmp_path):
     options = {"train__steps": "100", "data__heldout_fraction": "0"}
     straight = aligned(base, "a", align__anchors=str(tmp_path / "straight"), **options)
     write_anchors(straight)
     broken = aligned(base, "b", align__anchors=str(tmp_path / "broken"), **options)
     (tmp_path / "c.toml").write_text(to_toml(broken))
-    command = [sys.executable, "-m", "dlm.cli.prepare", "anchors", "--config", str(tmp_path / "c.toml")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while len(list((tmp_path / "broken").glob("*/*.safetensors"))) < 20 and time.monotonic() < deadline:
-        time.sleep(0.002)
-    process.kill()
-    shown = process.communicate()[1]
-    assert "400 sequences of 0.001 MB: 0.4 MB at most" in shown
+    command = [sys.executable, "-c", KILLED, "anchors", "--config", str(tmp_path / "c.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert "400 sequences of 0.001 MB: 0.4 MB at most" in done.stderr
     before = contents(tmp_path / "broken")
-    assert 20 <= len(before) < len(contents(tmp_path / "straight"))
+    whole = [name for name in before if not Path(name).name.startswith(".")]
+    assert len(whole) == 20 + 1 < len(contents(tmp_path / "straight")) and len(before) == 22  # one was being written
     (tmp_path / "broken" / "00").mkdir(exist_ok=True)
     (tmp_path / "broken" / "00" / ".00.safetensors.half").write_bytes(b"half of it")
     done = write_anchors(broken)

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import dlm
 from dlm.models import AttentionSpec, load
+from dlm.models.portable import AUTO_MAP
 from dlm.training.loop import Run, train
 from tests.training.runs import TEXTS, config
 
@@ -44,6 +45,7 @@ def test_a_causal_checkpoint_converts_trains_with_alignment_samples_and_goes_bac
     hub = json.loads((result.folder / "config.json").read_text())
     assert (hub["model_type"], hub["mask_token_id"], hub["vocab_size"]) == ("dlm", mask, max(mask + 1, mask + spare))
     assert hub["shifted_logits"] and hub["attention"] == "bidirectional"
+    assert hub["auto_map"] == AUTO_MAP and (result.folder / "modeling_dlm.py").is_file()  # for transformers alone
     lm = load(result.folder, device="cpu")
     assert lm.tokenizer.mask_token_id == mask and lm.eos_id == 0
     assert mask not in dlm.generate(lm, ["def "], gen_length=8, block_length=8, steps=8)[0].tokens

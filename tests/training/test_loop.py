@@ -127,3 +127,10 @@ def test_samples_are_shown_while_training(tmp_path, capsys):
     train(config(tmp_path, train__steps="2", eval__sample_every="2", eval__prompts=prompts, log__progress="true"))
     shown = capsys.readouterr().err
     assert "--- step 2: 'def f'" in shown and "--- step 2: 'x = [MASK:2]'\nx = " in shown
+
+
+def test_a_sample_beyond_the_context_ends_no_run(tmp_path, capsys):
+    prompts = json.dumps(["def f", "x [MASK:60000]"])
+    train(config(tmp_path, train__steps="2", eval__sample_every="2", eval__prompts=prompts, log__progress="true"))
+    shown = capsys.readouterr().err
+    assert "--- step 2: 'def f'\n" in shown and "--- step 2: 'x [MASK:60000]': prompt 0 has 6000" in shown

@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from datetime import datetime
 
+import datasets
 import pytest
 import torch
 
@@ -45,12 +46,17 @@ def test_resuming_at_any_step_is_bitwise_the_run_that_never_stopped(tmp_path, op
             assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
-def test_a_streamed_dataset_resumes_with_its_shuffle_buffer(tmp_path):
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_a_streamed_dataset_resumes_with_its_shuffle_buffer(tmp_path, kind):
+    data = tmp_path / f"rows.{kind}"
+    if kind == "json":
+        data.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    else:  # columns that nobody reads, of types that JSON has not
+        beside = {"when": [datetime(2026, 1, 1)] * len(TEXTS), "blob": [b"\xff\x00"] * len(TEXTS)}
+        datasets.Dataset.from_dict({"text": TEXTS, **beside}).to_parquet(data)
     options = {
         "data__source": "datasets",
-        "data__dataset": "json",
+        "data__dataset": kind,
         "data__paths": json.dumps([str(data)]),
         "data__streaming": "true",
         "data__shuffle_buffer": "20",
@@ -167,22 +173,32 @@ def test_a_warm_up_stable_decay_run_can_be_extended(tmp_path):
     assert longer.step == 5 and [round(longer.schedule.get_last_lr()[0], 6)] == [0.001]
 
 
+KILLED = """
+import os, sys
+from dlm.training import checkpoint
+from dlm.training.config import TrainConfig
+from dlm.training.loop import train
+write, left = getattr(checkpoint, sys.argv[2]), [int(sys.argv[3])]
+def killed(*given):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), 9)
+    return write(*given)
+setattr(checkpoint, sys.argv[2], killed)
+train(TrainConfig.model_validate_json(sys.argv[1]))
+"""
+
+
 def test_kill_9_of_a_real_run_and_resume(tmp_path):
-    """A process that trains with a checkpoint a step is killed outright; what it left goes on to the same end."""
-    straight = train(config(tmp_path, "straight", train__steps="30"))
-    cfg = config(tmp_path, "killed", train__steps="30", checkpoint__every="1")
-    code = "import sys\nfrom dlm.training.config import TrainConfig\nfrom dlm.training.loop import train\n"
-    code += "train(TrainConfig.model_validate_json(sys.argv[1]))"
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, cfg.model_dump_json()], stderr=subprocess.DEVNULL
-    )
+    """A process that trains with a checkpoint a step is killed while it saves; what it left goes on to the same end."""
+    straight = train(config(tmp_path, "straight"))
+    cfg = config(tmp_path, "killed", checkpoint__every="1")
+    # Six files and two folders are flushed each time: this is in the middle of the third.
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, cfg.model_dump_json(), "sync", str(2 * 8 + 4)]
+    done = subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
+    assert done.returncode == -signal.SIGKILL
     folder = tmp_path / "killed" / "checkpoints"
-    deadline = time.monotonic() + 120
-    while len(checkpoint.found(folder)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    left = checkpoint.found(folder)[0]
-    resumed = train(cfg)
-    start = int(left.name.removeprefix("step-"))
-    assert 0 < start <= 30 and resumed.losses == straight.losses[start:]
+    assert [p.name for p in checkpoint.found(folder)] == ["step-00000002", "step-00000001"]
+    assert (folder / ".writing-00000003" / "manifest.json").exists()
+    assert train(cfg).losses == straight.losses[2:]
+    assert not list(folder.glob(".*"))

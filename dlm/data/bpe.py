@@ -1,0 +1,41 @@
+"""Merges of a byte-level BPE, learned in a process of its own. Imports `tokenizers` alone: it starts in a moment.
+
+The trainer is one long call that sees no signal. Another process can be ended at any time.
+"""
+
+import json
+import signal
+import sys
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+
+def learn() -> str:
+    """A trained tokenizer as JSON, from standard input: one JSON line of settings, then one JSON string a line."""
+    settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(settings["pieces"]), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings["vocab_size"],
+        min_frequency=settings["min_frequency"],
+        special_tokens=[
+            tokenizers.AddedToken(name, special=True, normalized=False) for name in settings["special_tokens"]
+        ],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator((json.loads(line) for line in sys.stdin.buffer), trainer)
+    return backend.to_str()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.stdout.buffer.write(learn().encode())

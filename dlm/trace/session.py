@@ -1,0 +1,126 @@
+"""One open file, its errors explained, its reading at one moment and its writing all or none. Knows no table."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from dlm.errors import UserError
+from dlm.trace.connection import BUSY, Durability, connect
+
+T = TypeVar("T")
+ADVICE = {
+    "SQLITE_FULL": ": make room; what was stored before can be read",
+    "SQLITE_CORRUPT": ": dlm-trace fsck says which traces are whole",
+    "SQLITE_NOTADB": ": this is no trace store",
+    "SQLITE_CANTOPEN": ": it cannot be opened; is the path right, and the folder writable?",
+    "SQLITE_READONLY": ": it cannot be written",
+    "SQLITE_BUSY": f": another process has held it for {BUSY:.0f} s",
+}
+
+
+class StoreError(UserError):
+    """SQLite could not do what was asked: a full disk, a damaged file."""
+
+    def __init__(self, what: str, code: str = "") -> None:
+        advice = next((text for start, text in ADVICE.items() if code.startswith(start)), "")
+        super().__init__(what + advice)
+        self.what, self.code = what, code
+
+
+class Session:
+    """A connection that threads take turns with."""
+
+    def __init__(self, path: Path, durability: Durability = "group", create: bool = True) -> None:
+        self.path, self.durability = path, durability
+        self.lock = threading.RLock()
+        with self._explained():
+            self._opened = connect(path, durability, create)
+
+    @property
+    def sql(self) -> sqlite3.Connection:
+        return self._opened.sql
+
+    @property
+    def writable(self) -> bool:
+        """Whether this process may write the file."""
+        return self._opened.writable
+
+    def close(self) -> None:
+        with self.lock:
+            self.sql.close()
+
+    def query(self, query: str, *values: object) -> list[tuple]:
+        """All rows of one statement."""
+        return self._tried(lambda: self.sql.execute(query, values).fetchall())
+
+    def read(self, work: Callable[[], T]) -> T:
+        """What several statements give that see one state of the store."""
+
+        def at_one_moment() -> T:
+            if self.sql.in_transaction:
+                return work()
+            self.sql.execute("BEGIN")
+            try:
+                return work()
+            finally:
+                if self.sql.in_transaction:
+                    self.sql.execute("ROLLBACK")  # nothing was written
+
+        return self._tried(at_one_moment)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Hold the writers' lock; all that is done inside is kept, or none of it. Within another it is part of that."""
+        with self._explained():
+            if self.sql.in_transaction:
+                yield
+                return
+            self.sql.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.sql.execute("COMMIT")
+            except BaseException:
+                if self.sql.in_transaction:  # a full disk rolls back by itself
+                    self.sql.execute("ROLLBACK")
+                raise
+
+    def _tried(self, work: Callable[[], T]) -> T:
+        """The result; where the file is read as it lies and was written meanwhile, it is opened anew and read again."""
+        deadline = time.monotonic() + BUSY
+        with self._explained():
+            while not self.sql.in_transaction:
+                if not self._opened.current():
+                    old, self._opened = self._opened, connect(self.path, self.durability, create=False)
+                    old.sql.close()
+                try:
+                    result = work()
+                except sqlite3.Error:
+                    if self._opened.current():
+                        raise
+                else:
+                    if self._opened.current():
+                        return result
+                if time.monotonic() > deadline:
+                    raise StoreError(f"{self.path}: it is written without a pause, and cannot be read meanwhile")
+            return work()
+
+    def _damaged(self, what: str) -> StoreError:
+        return StoreError(f"{self.path}: {what} is damaged", "SQLITE_CORRUPT")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """SQLite's errors as ours, with the file's name; one thread at a time."""
+        with self.lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise StoreError(f"{self.path}: {error}", getattr(error, "sqlite_errorname", "")) from error
+            except UnicodeDecodeError as error:  # SQLite's message quotes what is damaged
+                message = error.object.decode("utf-8", "replace")
+                raise StoreError(f"{self.path}: {message}", "SQLITE_CORRUPT") from error

@@ -1,0 +1,121 @@
+"""Ctrl-C during a decode: the text so far stays, whole results are kept, the status is 130."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+import dlm
+from dlm.cli import live
+from dlm.inference import Interrupted
+from tests.cli import fake
+
+SCRIPT = """
+import os, signal, sys
+from dlm.cli.infer import main
+from dlm.inference.engine import Engine
+
+step, calls = Engine.step, []
+
+def stepping(self):
+    calls.append(1)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGINT)
+    return step(self)
+
+Engine.step = stepping
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Of three prompts the second is unfinished when Ctrl-C comes, the third has not begun."""
+
+    def generate(lm, prompts, request_ids, on_step=None, **settings):
+        first, second = fake.generate(lm, prompts[:2], request_ids[:2], on_step)
+        raise Interrupted([first, replace(second, text="an░░er", finish_reason="interrupted")])
+
+    monkeypatch.setitem(vars(dlm), "generate", generate)
+
+
+PROMPTS = ("--prompt", "a", "--prompt", "b", "--prompt", "c")
+
+
+def test_text(command, interrupted):
+    status, out, err = command(*PROMPTS)
+    assert (status, err) == (130, "interrupted; whole results: 1; unfinished: 1\n")
+    assert out.startswith("answer\n6 generated tokens")
+    assert out.endswith("an░░er\nunfinished: interrupted after 3 NFE; ░ was not decided yet\n\n")
+
+
+def test_quiet(command, interrupted):
+    said = "interrupted; whole results: 1; unfinished: 1\n"
+    assert command(*PROMPTS, "--quiet") == (130, "answer\nan░░er\n", said)
+
+
+def test_json(command, interrupted):
+    status, out, err = command(*PROMPTS, "--json")
+    assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["length", "interrupted"]
+    assert status == 130 and err == 'interrupted; whole results: 1; unfinished: 1 (finish_reason "interrupted")\n'
+
+
+def test_a_file_holds_whole_results_alone(command, interrupted, tmp_path):
+    status, out, err = command(*PROMPTS, "--output", str(tmp_path / "o.jsonl"))
+    assert (status, out) == (130, "") and err.startswith("interrupted; whole results: 1\n")
+    assert [json.loads(line)["text"] for line in (tmp_path / "o.jsonl").read_text().splitlines()] == ["answer"]
+
+
+def test_the_store_is_named(command, interrupted, tmp_path):
+    path = str(tmp_path / "t.db")
+    status, _, err = command(*PROMPTS, "--quiet", "--trace", "--trace.store", path)
+    assert status == 130 and f"; {path} keeps the traces of whole ones only" in err
+
+
+def test_batches_before_stay(command, monkeypatch):
+    def generate(lm, prompts, request_ids, **settings):
+        if prompts == ["b"]:
+            raise KeyboardInterrupt  # before anything began
+        return fake.generate(lm, prompts, request_ids)
+
+    monkeypatch.setitem(vars(dlm), "generate", generate)
+    assert command(*PROMPTS, "--quiet", "--batch_size", "1") == (130, "answer\n", "interrupted; whole results: 1\n")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, None])
+def test_a_live_view_leaves_its_last_picture(error):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=60, height=20)
+    view = live.View("title", fake.MASK, live.draw_text(fake.FakeLM().decode, room=9), console, delay=0, snapshots=0)
+    try:
+        with view:
+            fake.generate(fake.FakeLM(), ["q"], ["0"], view.on_step)
+            if error is not None:
+                raise error
+    except KeyboardInterrupt:
+        pass
+    erased = "\x1b[2K" in screen.getvalue().rpartition("title")[2]  # lines are erased after the last picture
+    assert erased == (error is None)
+
+
+def test_a_real_interrupt(tmp_path):
+    argv = ["--prompt", "import os\n", "--sampler.gen_length", "8", "--sampler.steps", "8", "--json", "--trace"]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *argv, "--trace.store", str(tmp_path / "t.db")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    (line,) = done.stdout.splitlines()
+    partial = json.loads(line)
+    assert partial["finish_reason"] == "interrupted" and partial["nfe"] == 3
+    assert sum(step >= 0 for step in partial["steps"]) == 3
+    assert "interrupted; whole results: 0; unfinished: 1" in done.stderr
+    with dlm.TraceStore(tmp_path / "t.db") as store:
+        assert len(store) == 0

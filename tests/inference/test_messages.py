@@ -1,0 +1,64 @@
+"""Conversations as prompts of `dlm.generate` and of an engine."""
+
+import pytest
+
+import dlm
+from dlm.errors import UserError
+
+from .tiny import text_lm, tiny_lm
+
+HI = [{"role": "user", "content": "hi"}]
+LONG = [
+    {"role": "system", "content": "be brief"},
+    *HI,
+    {"role": "assistant", "content": "ho"},
+    {"role": "user", "content": "and?"},
+]
+
+
+def test_messages_are_rendered_by_the_template():
+    lm = text_lm(seed=1)
+    expected = [lm.chat(HI), lm.chat(LONG), "plain"]
+    assert expected[0] == "User: hi\nAssistant: "
+    by_text = dlm.generate(lm, expected, gen_length=6)
+    assert dlm.generate(lm, [HI, tuple(LONG), "plain"], gen_length=6) == by_text
+    assert dlm.generate(lm, HI, gen_length=6) == by_text[:1]
+    engine = dlm.Engine(lm)
+    assert engine.generate([LONG, HI], gen_length=6)[0].tokens == by_text[1].tokens
+    name = engine.add_request(HI, gen_length=6)
+    assert [e.result.tokens for e in engine.stream() if e.result and e.request_id == name] == [by_text[0].tokens]
+
+
+def test_the_model_s_own_template_is_used():
+    lm = text_lm(seed=1)
+    lm.tokenizer.settings["chat_template"] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    assert dlm.generate(lm, HI, gen_length=4) == dlm.generate(lm, "<user>hi", gen_length=4)
+    lm = text_lm(seed=1)
+    lm.tokenizer.settings["chat_template"] = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(UserError, match="prompt 1: the chat template cannot render .* roles must alternate"):
+        dlm.generate(lm, ["a", HI])
+
+
+BAD = [
+    ([{"role": "user"}], "prompt 0, message 0 is \"{'role': 'user'}\": a message is"),
+    ([*HI, "ho"], "prompt 0, message 1 is 'ho'"),
+    (["text", [*HI, {"role": "user", "content": None}]], "prompt 1, message 1 is"),
+    ([HI, [{"role": 3, "content": "x"}]], "prompt 1, message 0 is"),
+    ([HI, HI[0]], "prompt 0, message 0 is"),
+    (HI[0], "prompts must be strings"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "says"), BAD, ids=str)
+def test_malformed_messages_are_named(prompts, says):
+    with pytest.raises(UserError) as caught:
+        dlm.generate(text_lm(), prompts)
+    assert says in str(caught.value)
+
+
+def test_a_model_that_reads_no_text_and_holes_take_no_messages():
+    with pytest.raises(UserError, match="prompt 0 is a conversation, but model 'tiny' has no tokenizer"):
+        dlm.generate(tiny_lm(), HI)
+    for prompts in (HI, ["a[MASK:2]", HI]):
+        with pytest.raises(UserError, match="was given messages: continue a conversation with dlm.generate"):
+            dlm.infill(text_lm(), prompts)

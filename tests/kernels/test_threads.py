@@ -1,0 +1,81 @@
+"""How many threads the C kernels use: fewer where other processes keep the cores busy, unless the user chose."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dlm.kernels import dispatch, native, threads
+from dlm.kernels.threads import Watch
+
+
+class Machine:
+    """Four cores, on which others work as `load` says, while the clock goes on second by second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, load: float) -> None:
+        self.load, self.now, self.busy = load, 0.0, 0.0
+        monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+        monkeypatch.setattr(threads.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(threads.time, "process_time", lambda: self.now)  # this process keeps one core busy
+        monkeypatch.setattr(Watch, "_busy", lambda watch: self.busy)
+        monkeypatch.setattr(threads, "FIXED", False)
+        monkeypatch.setattr(threads, "WATCH", Watch())
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+        self.passes(1.0)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.busy += seconds * (1 + self.load)
+
+
+@pytest.mark.parametrize(("load", "used"), [(0, 4), (0.3, 4), (0.8, 3), (2.1, 2), (3, 1), (4, 1), (9, 1)])
+def test_cores_that_others_use_are_left_to_them(load, used, monkeypatch):
+    Machine(monkeypatch, load)
+    assert threads.threads_now() == used
+    assert dispatch.described(torch.bfloat16) == "4 threads"
+    if native.available():
+        assert dispatch.described().startswith("4 threads, k" if used == 4 else f"{used} of 4 threads, since other")
+
+
+def test_the_number_follows_the_load(monkeypatch):
+    machine = Machine(monkeypatch, 3.0)
+    assert threads.threads_now() == 1
+    machine.load = 0.0
+    machine.passes(0.1)
+    assert threads.threads_now() == 1  # too short a time to tell
+    machine.passes(5.0)
+    assert threads.threads_now() == 4
+
+
+def test_the_users_number_is_obeyed(monkeypatch):
+    Machine(monkeypatch, 3.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # not what torch chose
+    assert threads.threads_now() == 3
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(threads, "FIXED", True)  # OMP_NUM_THREADS
+    assert threads.threads_now() == 4
+
+
+def test_a_program_that_imports_dlm_keeps_its_environment_and_threads():
+    """A stand-in for torch, which takes a while to import, would not let its number of threads be set."""
+    code = """
+import os, sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+before = dict(os.environ)
+import dlm
+from dlm.kernels import threads
+print(threads.FIXED, dict(os.environ) == before)
+"""
+    environment = {key: text for key, text in os.environ.items() if key not in threads.FIXED_BY}
+    for given, fixed in (({}, False), ({"OMP_NUM_THREADS": "2"}, True), ({"OMP_WAIT_POLICY": "PASSIVE"}, True)):
+        done = subprocess.run([sys.executable, "-c", code], env=environment | given, capture_output=True, text=True)
+        assert done.stdout == f"{fixed} True\n", done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs Linux's counts")
+def test_the_counts_of_the_cores_grow_by_the_work_done():
+    watch = Watch()
+    assert 0 < watch._busy() <= watch._busy()
+    assert watch.names

@@ -1,0 +1,107 @@
+"""Files that rot: whatever is done with one ends, and says the truth or that it is damaged."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from dlm.errors import UserError
+from dlm.trace import TraceStore
+from dlm.trace.codec import digest
+from dlm.trace.database import StoreError
+from tests.trace.flips import flips
+from tests.trace.stress import made
+
+COUNT = 20
+
+
+def varint(number: int) -> bytes:
+    """As SQLite writes it: seven bits a byte, the highest first."""
+    low, rest = number & 127, number >> 7
+    return (varint(rest)[:-1] + bytes((varint(rest)[-1] | 128,)) if rest else b"") + bytes((low,))
+
+
+@pytest.fixture
+def disordered(tmp_path) -> Iterator[Path]:
+    """A store whose last trace seems to come before the others, by one bit of its row's key."""
+    path = tmp_path / "t.db"
+    with TraceStore(path) as store:
+        for i in range(COUNT):
+            store.put(made(f"r{i}", i, 0))
+        store.flush()
+        last = store.ls()[-1].at
+    content = path.read_bytes()
+    assert content.count(varint(last)) == 1
+    at = content.index(varint(last))
+    path.write_bytes(content[: at + 1] + bytes((content[at + 1] ^ 1 << 6,)) + content[at + 2 :])
+    return path
+
+
+def test_every_walk_through_a_disordered_store_ends(disordered, tmp_path):
+    with TraceStore(disordered, create=False) as store:
+        with pytest.raises(UserError, match="damaged"):
+            for _ in islice(store, 10 * COUNT):
+                pass
+        for walk in (
+            store.ls,
+            lambda: store.ls(newest=5),
+            lambda: store.find(model="m1"),
+            lambda: store.export(str(tmp_path / "out")),
+            store.redact,
+            store.recompress,
+        ):
+            with pytest.raises(UserError, match="damaged"):
+                walk()
+        report = store.fsck()
+        assert not report.ok and report.traces == COUNT - 1
+        assert not any("fsck" in line for line in (*report.database, *report.damaged.values()))
+        assert digest(store["r7"]) == digest(made("r7", 7, 0))
+
+
+def test_what_traces_share_is_checked_too(tmp_path):
+    import sqlite3
+
+    from tests.trace.conftest import PIECES
+
+    path = tmp_path / "t.db"
+    with TraceStore(path) as store:
+        store.add_pieces("tok", PIECES)
+        for i in range(120):
+            store.put(made(f"r{i}", i, 0))
+        store.train_dict()
+        assert store.fsck().ok
+        with sqlite3.connect(path) as direct:
+            direct.execute("UPDATE dictionaries SET content = x'00'")
+            direct.execute("UPDATE pieces SET content = x'00'")
+        direct.close()
+    with TraceStore(path) as store:
+        report = store.fsck()
+        assert report.traces == 120 and report.database[0] == "dictionary 1 is damaged"
+        assert report.database[1].endswith("the pieces of tokenizer tok are damaged")
+        store.put(made("more", 1, 0)).result()  # without the dictionary, which would take it along
+        assert digest(store["more"]) == digest(made("more", 1, 0))
+
+
+def test_tables_that_were_changed_are_refused(tmp_path):
+    path = tmp_path / "t.db"
+    TraceStore(path).close()
+    content = path.read_bytes()
+    assert content.count(b"at INTEGER PRIMARY KEY") == 1
+    path.write_bytes(content.replace(b"at INTEGER PRIMARY KEY", b"at INTEGES PRIMARY KEY"))  # then `at` is no key
+    with pytest.raises(UserError, match="its tables are not those of a trace store: the file is damaged"):
+        TraceStore(path)
+
+
+def test_errors_that_sqlite_words_in_broken_text(tmp_path):
+    path = tmp_path / "t.db"
+    TraceStore(path).close()
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"tabletracestraces", b"tabletrac\xe5straces"))
+    with pytest.raises(StoreError, match="malformed database schema"):
+        TraceStore(path)
+
+
+def test_flipped_bits(tmp_path):
+    done = flips(tmp_path, count=120, seed=1)
+    assert done.told == [] and done.longest < 5
