@@ -138,9 +138,7 @@ class LM:
         from dlm.models.loading import DTYPES, pick_device, pick_dtype
         from dlm.models.quantise import is_quantised
 
-        if isinstance(target, torch.dtype):
-            dtype = dtype or target
-        elif isinstance(target, str) and target.removeprefix("torch.") in DTYPES:
+        if isinstance(target, torch.dtype) or (isinstance(target, str) and target.removeprefix("torch.") in DTYPES):
             dtype = dtype or target
         elif target is not None:
             device = target if device is None else device
