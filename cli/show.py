@@ -179,8 +179,9 @@ class Printer:
         print(words, file=sys.stderr)
 
     def _partly(self, result: "Generation") -> None:
-        """An unfinished text; on a terminal with a live view its last picture is still there."""
-        if not (self.shows_steps and self.console.is_terminal):
+        """An unfinished text; on a terminal with a live view its last picture is still there, if it showed all of it."""
+        room = self.console.height - 4 if self.shows_steps and self.console.is_terminal else 0
+        if result.text.count("\n") >= room:
             self.console.print(Text(result.text))
         self.console.print(Text(f"unfinished: interrupted after {result.nfe} NFE; ░ was not decided yet\n", "dim"))
 

@@ -43,8 +43,9 @@ def standard_input() -> Any:
     """Standard input, read as UTF-8 whatever the locale says; bytes that are none come as surrogates."""
     if sys.stdin is None:
         raise UserError("standard input is closed")
-    if hasattr(sys.stdin, "reconfigure"):  # a stream of a test has no such thing
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    reconfigure = getattr(sys.stdin, "reconfigure", None)  # a stream of a test has none
+    if reconfigure is not None:
+        reconfigure(encoding="utf-8", errors="surrogateescape")
     return sys.stdin
 
 

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from dlm.data.loader import SampleStream
 
 SPLITS = ("train", "heldout")
-HELD_OUT = (
-    "add data, raise data.heldout_fraction, name data.heldout_paths, or train without validation: eval.sequences = 0"
-)
-"""What to do where nothing can be held out."""
+REMEDIES = {
+    "train": "add data, or lower the length (train.length)",
+    "heldout": "add data, raise data.heldout_fraction, name data.heldout_paths, or hold nothing out: "
+    "data.heldout_fraction = 0 and eval.sequences = 0",
+}
+"""What to do about a split that holds less than one sequence."""
 
 
 def build_stream(
@@ -47,28 +49,26 @@ def build_stream(
         raise UserError(
             f'data.source = "{config.source}" needs a tokenizer: name its folder, or train one with dlm-tokenizer'
         )
-    advice = {"remedy": HELD_OUT} if split == "heldout" else {}
+    what, remedy = f"{split} split of data.source = {config.source!r}", REMEDIES[split]
     if config.source == "tokens":
         from dlm.data.shards import open_shards
 
         table = open_shards(config, tokenizer, length, split)
-        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split", **advice)
+        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=what, remedy=remedy)
     if config.source == "traces":
         from dlm.data.traces import trace_table
 
         table = trace_table(config, tokenizer, split)
-        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=f"{split} split", **advice)
+        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=what, remedy=remedy)
     if config.dataset is not None and config.streaming:
         from dlm.data.streaming import DatasetStream
 
         return DatasetStream(config, tokenizer, length, split, seed, epochs)
     table = build_table(config, tokenizer, split)
-    what = f"{split} split of data.source = {config.source!r}"
     if shorten and config.pack == "fixed" and 0 < len(table.ids) < length:
         length = len(table.ids)
-    return TableStream(
-        table, length, config.pack, end_of_text(tokenizer), seed, epochs, turn=split == "train", what=what, **advice
-    )
+    turn, end = split == "train", end_of_text(tokenizer)
+    return TableStream(table, length, config.pack, end, seed, epochs, turn=turn, what=what, remedy=remedy)
 
 
 def build_table(config: DataConfig, tokenizer: Tokenizer, split: str) -> TokenTable:

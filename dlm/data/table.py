@@ -111,7 +111,7 @@ class TableStream:
         epochs: int | None,
         turn: bool = True,
         what: str = "corpus",
-        remedy: str = "add data, or lower the length (train.length)",
+        remedy: str = "add data, or lower the length",
     ) -> None:
         self.table, self.length, self.pack, self.end = table, length, pack, end
         self.seed, self.epochs, self.turn = seed, epochs, turn

@@ -1,6 +1,6 @@
 """What is to be decoded and how: a request with everything that decides its tokens, checked. Decodes nothing itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Literal, TypedDict
@@ -167,7 +167,9 @@ def _each(
 ) -> Iterator[tuple[str | list[int], str, dict[str, Any]]]:
     """Each sample of each prompt: the prompt, its name in messages, and the fields its request gets."""
     if request_ids is not None:
-        names = list(request_ids)
+        names = list(request_ids) if isinstance(request_ids, Iterable) and not isinstance(request_ids, str) else None
+        if names is None or not all(isinstance(name, (str, int)) for name in names):
+            raise UserError(f"request_ids = {request_ids!r:.60}: give a list of texts, one for each prompt")
     else:
         names = [token_hex(4) if unique else str(i) for i in range(len(prompts))]
     if len(names) != len(prompts):

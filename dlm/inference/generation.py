@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack
 
+from dlm import config as toml
 from dlm.diffusion.unmask import Rule
 from dlm.errors import UserError
-from dlm.inference.config import EngineConfig
+from dlm.inference.config import MOST, EngineConfig
 from dlm.inference.decoding import Decoding, Options, continuations, infillings
 from dlm.inference.engine import Cache, Engine, OnStep
 from dlm.inference.lengths import at_longest, settle
@@ -51,8 +52,10 @@ def generate(
 
     `num_samples` results a prompt stand next to each other. `cache` is the engine's: "auto" changes no token, "prefix"
     and "dual" approximate; `trace` (a `dlm.TraceStore`) records every step under the request's id, which is a random one
-    unless given. `options` may name its other settings too (`EngineConfig`). Results do not depend on `batch_size`, the
-    number of requests under way at a time. Raises UserError for what cannot be done.
+    unless given. A prompt that together with its generation is longer than the model's context is refused, unless
+    allow_long=True. Ctrl-C is raised as `dlm.inference.Interrupted`, which holds what was decoded. `options` may name its
+    other settings too (`EngineConfig`). Results do not depend on `batch_size`, the number of requests under way at a
+    time. Raises UserError for what cannot be done.
     """
     given, engine = _given(locals(), options)
     given |= {"gen_length": gen_length, "stop": stop}
@@ -124,8 +127,9 @@ def _run(
     on_step: OnStep | None,
 ) -> list[Generation]:
     """All of them through an engine of their own."""
-    if batch_size < 1:
-        raise UserError(f"batch_size = {batch_size} must be at least 1")
+    if not isinstance(batch_size, int) or not 1 <= batch_size <= MOST:
+        raise UserError(f"batch_size = {batch_size!r:.60} must be a number from 1 to {MOST}")
+    toml.check(EngineConfig, engine, "generate()" if not decodings or decodings[0].request.gen_length else "infill()")
     return engine_for(lm, decodings, engine, batch_size, trace, on_step).run(decodings) if decodings else []
 
 

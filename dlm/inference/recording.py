@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from dlm.errors import UserError
 from dlm.inference.config import EngineConfig
 from dlm.inference.request import Generation, StepEvent
 from dlm.inference.sequence import Decision, Sequence
@@ -71,6 +72,8 @@ class Recording:
     """A store and what all traces of one engine have in common."""
 
     def __init__(self, store: Store, lm: LM, engine: EngineConfig, cache: str) -> None:
+        if not hasattr(store, "recorder"):
+            raise UserError(f"trace = {store!r:.60}: give a dlm.TraceStore, which takes the path of a file")
         self.store, self.lm = store, lm
         self.common = {
             "model": lm.name,

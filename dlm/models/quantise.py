@@ -69,8 +69,8 @@ def require(kind: Quantisation, device: torch.device, config: ModelConfig | None
         try:
             import bitsandbytes
 
-            plain = nn.Linear(columns, rows, device="meta")
-            plain.weight, plain.bias = nn.Parameter(torch.ones(rows, columns)), None
+            plain = nn.Linear(columns, rows, bias=False, device="meta")
+            plain.weight = nn.Parameter(torch.ones(rows, columns))
             with torch.no_grad():
                 QUANTISED[kind](bitsandbytes, plain, True).to(device).eval()(torch.ones(2, columns, device=device))
         except ImportError as error:

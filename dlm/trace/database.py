@@ -25,7 +25,8 @@ PAGE = 256  # records read at a time
 INDEXED = """EXISTS (SELECT 1 FROM traces AS found INDEXED BY sqlite_autoindex_traces_1
     WHERE found.id = traces.id AND found.at = traces.at)"""
 ROW = f"SELECT id, at, context, length(record), {INDEXED} FROM traces"
-STORED = f"SELECT id, at, record, context, digest, {INDEXED} FROM traces LEFT JOIN contexts USING (context)"
+STORED = "SELECT id, at, record, context, digest, {} FROM traces LEFT JOIN contexts USING (context) WHERE {}"
+NAMED, LATER = STORED.format("1", "id = ?"), STORED.format(INDEXED, f"at > ? ORDER BY at LIMIT {PAGE}")
 
 
 class Outdated(Exception):
@@ -84,9 +85,7 @@ class Database(Session):
 
     def record(self, request_id: str) -> Stored | None:
         """The record of an id, and what it takes to read it."""
-        found = self.read(
-            lambda: [self._stored(*row) for row in self.sql.execute(f"{STORED} WHERE id = ?", (request_id,))]
-        )
+        found = self.read(lambda: [self._stored(*row) for row in self.sql.execute(NAMED, (request_id,))])
         return found[0] if found else None
 
     def has(self, request_id: str) -> bool:
@@ -113,6 +112,11 @@ class Database(Session):
                 raise self._damaged("the order of its traces")
             last = at
         return [Row(*row[:4]) for row in found]
+
+    def check_rows(self) -> None:
+        """Raise StoreError where a row of a trace is not the one its index leads to."""
+        if self.query(f"SELECT 1 FROM traces NOT INDEXED WHERE NOT {INDEXED} LIMIT 1"):
+            raise self._damaged("a row of a trace")
 
     def records(self, after: int = FIRST) -> Iterator[Stored]:
         """Every trace stored later, oldest first; ends with StoreError where the file is damaged so that none follows."""
@@ -143,9 +147,8 @@ class Database(Session):
         return dictionary.dict_id()
 
     def _page(self, after: int) -> list[Stored]:
-        query = f"{STORED} WHERE at > ? ORDER BY at LIMIT {PAGE}"
         some = []
-        for row in self.sql.execute(query, (after,)).fetchall():
+        for row in self.sql.execute(LATER, (after,)).fetchall():
             if not isinstance(row[1], int) or row[1] <= after:
                 raise self._damaged("the order of its traces")
             after = row[1]
@@ -183,29 +186,39 @@ class Database(Session):
 
     def _context_number(self, facts: bytes) -> int:
         digest = blake2b(facts, digest_size=DIGEST).digest() if facts else NO_FACTS
-        known = self.sql.execute("SELECT context FROM contexts WHERE digest = ?", (digest,)).fetchone()
+        query = "SELECT context, facts IS ? FROM contexts WHERE digest = ?"
+        known = self.sql.execute(query, (facts, digest)).fetchone()
         if known is not None:
+            if not known[1]:  # it was damaged: whoever needs it would be unreadable
+                self.sql.execute("UPDATE contexts SET facts = ? WHERE context = ?", (facts, known[0]))
             return known[0]
         made = self.sql.execute("INSERT INTO contexts (digest, facts) VALUES (?, ?)", (digest, facts)).lastrowid
         assert made is not None
         return made
 
     def _has_dictionary(self, dictionary: zstandard.ZstdCompressionDict) -> bool:
-        digest = blake2b(dictionary.as_bytes(), digest_size=DIGEST).digest()
-        query = "SELECT 1 FROM dictionaries WHERE dictionary = ? AND digest = ?"
-        return bool(self.query(query, dictionary.dict_id(), digest))
+        """Whether the store has it, and whole."""
+        query = "SELECT 1 FROM dictionaries WHERE dictionary = ? AND digest = ? AND content IS ?"
+        return bool(self.query(query, dictionary.dict_id(), _digest(dictionary), dictionary.as_bytes()))
 
     def _require(self, dictionary: zstandard.ZstdCompressionDict | None, keep: bool) -> None:
         """See to it that the store has what records to come were written with. To be called in a transaction."""
         if dictionary is None or self._has_dictionary(dictionary):
             return
-        if not keep:
+        number, digest, content = dictionary.dict_id(), _digest(dictionary), dictionary.as_bytes()
+        found = self.query("SELECT digest FROM dictionaries WHERE dictionary = ?", number)
+        if found == [(digest,)]:  # it was damaged
+            self.query("UPDATE dictionaries SET content = ? WHERE dictionary = ?", content, number)
+        elif not keep:
             raise Outdated
-        number, content = dictionary.dict_id(), dictionary.as_bytes()
-        if self.query("SELECT 1 FROM dictionaries WHERE dictionary = ?", number):
+        elif found:
             raise UserError(f"dictionary {number}: the store has another one of this number")
-        digest = blake2b(content, digest_size=DIGEST).digest()
-        self.sql.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (number, digest, content))
+        else:
+            self.query("INSERT INTO dictionaries VALUES (?, ?, ?)", number, digest, content)
 
     def _one(self, query: str, *values: object) -> int:
         return self.sql.execute(query, values).fetchone()[0]
+
+
+def _digest(dictionary: zstandard.ZstdCompressionDict) -> bytes:
+    return blake2b(dictionary.as_bytes(), digest_size=DIGEST).digest()

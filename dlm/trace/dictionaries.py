@@ -19,6 +19,10 @@ FEWEST = 100  # traces to learn from
 SIZE = 2**16  # bytes of a dictionary
 
 
+class NoDictionary(UserError):
+    """There is too little to learn a dictionary from."""
+
+
 class Dictionaries:
     """What a store writes with: `chosen` is a dictionary's bytes, False for none, None for the store's newest."""
 
@@ -68,12 +72,12 @@ def trained(traces: Iterable[Trace], number: int, size: int = SIZE) -> bytes:
     """A dictionary of what these traces share: words, headers."""
     contents: list[Any] = [content(trace, WHOLE) for trace in traces]
     if len(contents) < FEWEST:
-        raise UserError(f"{len(contents)} traces are too few to learn a dictionary from: it needs {FEWEST} or more")
+        raise NoDictionary(f"{len(contents)} traces are too few to learn a dictionary from: it needs {FEWEST} or more")
     size = min(size, sum(map(len, contents)) // 10)
     try:
         return zstandard.train_dictionary(size, contents, dict_id=number).as_bytes()
     except zstandard.ZstdError as error:
-        raise UserError(f"no dictionary can be learnt from these {len(contents)} traces: {error}") from None
+        raise NoDictionary(f"no dictionary can be learnt from these {len(contents)} traces: {error}") from None
 
 
 def given(dictionary: bytes | str | Path | bool | None) -> bytes | bool | None:

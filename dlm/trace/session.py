@@ -39,6 +39,7 @@ class Session:
     def __init__(self, path: Path, durability: Durability = "group", create: bool = True) -> None:
         self.path, self.durability = path, durability
         self.lock = threading.RLock()
+        self._inside = False
         with self._explained():
             self._opened = connect(path, durability, create)
 
@@ -63,38 +64,39 @@ class Session:
         """What several statements give that see one state of the store."""
 
         def at_one_moment() -> T:
-            if self.sql.in_transaction:
+            with self._begun("BEGIN"):
                 return work()
-            self.sql.execute("BEGIN")
-            try:
-                return work()
-            finally:
-                if self.sql.in_transaction:
-                    self.sql.execute("ROLLBACK")  # nothing was written
 
         return self._tried(at_one_moment)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Hold the writers' lock; all that is done inside is kept, or none of it. Within another it is part of that."""
-        with self._explained():
-            if self.sql.in_transaction:
-                yield
-                return
-            self.sql.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self.sql.execute("COMMIT")
-            except BaseException:
-                if self.sql.in_transaction:  # a full disk rolls back by itself
-                    self.sql.execute("ROLLBACK")
-                raise
+        with self._explained(), self._begun("BEGIN IMMEDIATE"):
+            yield
+
+    @contextmanager
+    def _begun(self, statement: str) -> Iterator[None]:
+        if self._inside:
+            yield
+            return
+        try:
+            self._inside = True
+            if self.sql.in_transaction:  # an interrupt (Ctrl-C) may have come before its end
+                self.sql.execute("ROLLBACK")
+            self.sql.execute(statement)
+            yield
+            self.sql.execute("COMMIT")
+        finally:
+            self._inside = False
+            if self.sql.in_transaction:  # a full disk rolls back by itself
+                self.sql.execute("ROLLBACK")
 
     def _tried(self, work: Callable[[], T]) -> T:
         """The result; where the file is read as it lies and was written meanwhile, it is opened anew and read again."""
         deadline = time.monotonic() + BUSY
         with self._explained():
-            while not self.sql.in_transaction:
+            while not self._inside:
                 if not self._opened.current():
                     old, self._opened = self._opened, connect(self.path, self.durability, create=False)
                     old.sql.close()

@@ -12,7 +12,7 @@ from dlm.errors import UserError
 from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of
 from dlm.trace.connection import BUSY
 from dlm.trace.database import LAST, StoreError
-from dlm.trace.dictionaries import SIZE, add_new, trained
+from dlm.trace.dictionaries import SIZE, NoDictionary, add_new, trained
 from dlm.trace.numbers import GONE, drop_contexts, drop_dictionaries
 from dlm.trace.redact import Prompts, redacted
 from dlm.trace.rewrite import rewrite
@@ -43,6 +43,7 @@ def gc(store: TraceStore, keep: int | str | timedelta) -> int:
         else:
             newest = database.rows(newest=count)
             start = newest[-1].at if newest else LAST
+        database.check_rows()  # a damaged one is perhaps not so old
         gone = database.sql.execute("DELETE FROM traces WHERE at < ?", (start,)).rowcount
         drop_contexts(database.sql)
         # The newest is what the next trace is written with.
@@ -85,7 +86,7 @@ def redact(store: TraceStore, request_ids: Iterable[str] | None, how: Prompts) -
         drop_dictionaries(database.sql, learned)
         drop_contexts(database.sql)
     if learned and own is None:
-        with suppress(UserError):  # too few traces: they do without
+        with suppress(NoDictionary):  # too few traces: they do without
             _learn(store, SIZE, NEWEST)
             recompress(store)
     shrink(store, for_good=True)
@@ -151,6 +152,7 @@ def recompress(store: TraceStore) -> int:
 def shrink(store: TraceStore, for_good: bool = False) -> None:
     """Rewrite the file without its gaps, and empty the log beside it; `for_good` insists, or raises StoreError."""
     query = store.database.query
+    store.database.check_rows()  # else what is damaged would be indexed anew, and look whole
     query("VACUUM")
     deadline = time.monotonic() + (BUSY if for_good else READER)
     query(f"PRAGMA busy_timeout = {int(1000 * min(BUSY, READER))}")

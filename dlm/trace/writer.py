@@ -213,5 +213,5 @@ class Writer:
 def taken(request_id: str) -> DuplicateTrace:
     return DuplicateTrace(
         f"trace {request_id[:60]!r}: the store has one of this id; give another id, or replace it: overwrite=True of "
-        "TraceStore or put, --trace.overwrite of dlm-infer, --overwrite of dlm-replay"
+        "TraceStore or put, --trace.overwrite of dlm-infer, --overwrite of dlm-replay and dlm-trace import"
     )

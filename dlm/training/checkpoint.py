@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from safetensors import SafetensorError
@@ -22,6 +22,10 @@ MANIFEST = "manifest.json"
 FORMAT = 2  # 1 was accelerate's own, whose files had to be unpickled
 ASIDE = "damaged-"  # before the name of a checkpoint that a run has passed over
 THREADS = 4  # that compute digests; hashlib does not hold the interpreter's lock
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
+"""Of a file in the folder itself."""
 
 
 class Digest(BaseModel):
@@ -38,7 +42,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     format: int
     step: int
-    files: dict[Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")], Digest]
+    files: dict[Name, Digest]
 
 
 @dataclass(frozen=True)
@@ -212,15 +216,6 @@ def _put_aside(path: Path) -> None:
         os.replace(path, target)
 
 
-def changed(folder: Path, files: dict[str, Any]) -> bool:
-    """Whether a file in `folder` is not as `files`, which maps names to what `digest` found, says."""
-    try:
-        expected = Manifest.model_validate({"format": FORMAT, "step": 0, "files": files}).files
-    except ValidationError:
-        return True
-    return any(_differing(folder, expected))
-
-
 def damage(checkpoint: Path, group: Group = ALONE) -> str | None:
     """What is wrong with the first file of this process's share that is not as it was written; None if all are."""
     return next(_damages(checkpoint, group), None)
@@ -248,10 +243,11 @@ def _damages(checkpoint: Path, group: Group) -> Iterator[str]:
         yield f"format {manifest.format}: this version of dlm reads format {FORMAT}"
     elif manifest.step != step_of(checkpoint):
         yield f"its manifest.json is of step {manifest.step}"
-    yield from _differing(checkpoint, manifest.files, group)
+    yield from differing(checkpoint, manifest.files, group)
 
 
-def _differing(folder: Path, files: dict[str, Digest], group: Group = ALONE) -> Iterator[str]:
+def differing(folder: Path, files: dict[str, Digest], group: Group = ALONE) -> Iterator[str]:
+    """What is wrong with each file of this process's share that is not as its digest says."""
     mine = group.share(sorted(files))
     with ThreadPoolExecutor(THREADS) as pool:
         problems = pool.map(lambda name: _difference(folder / name, files[name]), mine)
@@ -268,25 +264,3 @@ def _difference(path: Path, expected: Digest) -> str | None:
         return " is missing"
     except OSError as error:
         return f": {error.strerror}"
-
-
-def check_same_run(checkpoint: Path, config: dict, free: set[str]) -> None:
-    """Refuse to resume under another config, where the difference would change the numbers (`free` keys may differ)."""
-    saved = json.loads((checkpoint / "config.json").read_text())
-    for key, was, now in differences(saved, config, free):
-        raise UserError(
-            f"{checkpoint}: was written with {key} = {was!r}, but now {key} = {now!r}; "
-            "resume with the same config, give another train.out, or set train.resume = false"
-        )
-
-
-def differences(old: dict, new: dict, free: set[str], prefix: str = "") -> Iterator[tuple[str, object, object]]:
-    """Dotted keys whose values differ, with both values; `free` holds keys and sections that may differ."""
-    for key in sorted({*old, *new}):
-        was, now, dotted = old.get(key), new.get(key), prefix + key
-        if dotted in free or was == now:
-            continue
-        if isinstance(was, dict) and isinstance(now, dict):
-            yield from differences(was, now, free, f"{dotted}.")
-        else:
-            yield dotted, was, now

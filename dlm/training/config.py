@@ -84,9 +84,9 @@ class TrainSection(Section):
         default=0, ge=0, description="schedule = wsd: length of the final decay; such a run can be extended"
     )
     warmup_steps: int = Field(
-        default_factory=lambda given: min(50, given["steps"] // 10),
+        default_factory=lambda given: 50 if given["steps"] >= 50 else given["steps"] // 10,
         ge=0,
-        description="linear warm-up from 0; unless given: 50, or a tenth of the steps where that is less",
+        description="linear warm-up from 0; unless given: 50, or a tenth of the steps where these are fewer than 50",
     )
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="final learning rate over the peak")
     clip: float = Field(default=1.0, ge=0, description="maximum gradient norm; 0: no clipping")

@@ -1,4 +1,4 @@
-"""A run's folder: one run at a time writes into it, and it says whether the run in it is finished."""
+"""A run's folder: one run at a time writes into it, and where nothing can be written a user reads why."""
 
 import errno
 import fcntl
@@ -8,15 +8,12 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
-from dlm.data.atomic import write_text
 from dlm.errors import UserError
-from dlm.training.checkpoint import digest
 
-LOCK, FINISHED = ".lock", "finished.json"
+LOCK = ".lock"
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _held: set[int] = set()  # open lock files, which a forked child must not keep locked
 
@@ -87,22 +84,3 @@ def writing(folder: Path) -> Iterator[None]:
         raise UserError(
             f"train.out = {str(folder)!r}: cannot write {where}: {why}; make room or give another train.out"
         ) from error
-
-
-# --- a finished run ---------------------------------------------------------------------------------------------------
-
-
-def mark_finished(folder: Path, config: dict[str, Any], **facts: Any) -> None:
-    """Note that the final model in the folder is this config's; `facts` are the run's results."""
-    files = [path for pattern in ("*config.json", "*.safetensors") for path in folder.glob(pattern)]
-    digests = {path.name: digest(path).model_dump() for path in files}
-    write_text(folder / FINISHED, json.dumps({**facts, "files": digests, "config": config}, indent=1) + "\n")
-
-
-def finished(folder: Path) -> dict[str, Any] | None:
-    """What `mark_finished` noted, or None; whether the model is still whole is not looked at."""
-    try:
-        found = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
-        return found if {"step", "bound", "bits_per_byte", "files", "config"} <= found.keys() else None
-    except (OSError, ValueError, AttributeError):
-        return None

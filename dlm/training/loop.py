@@ -22,7 +22,7 @@ from dlm.errors import UserError
 from dlm.models.lm import LM
 from dlm.models.subnormals import subnormals_as_zeros
 from dlm.models.transformer import Transformer
-from dlm.training import adapters, checkpoint, folder, processes, state
+from dlm.training import adapters, checkpoint, finished, folder, processes, state
 from dlm.training.align import build_align
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
@@ -31,17 +31,12 @@ from dlm.training.optim import build_optimizer, build_schedule, lr_factor
 from dlm.training.profile import Profile
 from dlm.training.replay import ReplayStream
 from dlm.training.report import Report
+from dlm.training.same import check_same_run
 from dlm.training.signals import StopRequest, sum_over_processes
 from dlm.training.start import check_compiler, starting_point
 from dlm.training.throughput import flops_a_token
 from dlm.training.validate import HeldOut
 from dlm.training.watch import Epochs, Watch
-
-# Changing these between stop and resume does not change the numbers that a run computes.
-FREE = {"log", "watch", "profile", "checkpoint", "eval", "data.prefetch", "data.cache", "train.gradient_checkpointing"}
-FREE |= {f"train.{name}" for name in ("out", "resume", "threads", "device", "save_dtype")}
-FREE |= {"adapter.merge"}
-EXTENDABLE = {"train.steps", "train.decay_steps"}  # under some schedules
 
 
 @dataclass
@@ -69,29 +64,18 @@ def train(config: TrainConfig | str | Path | dict[str, Any]) -> TrainResult:
         config = toml.load(TrainConfig, [config])
     a = processes.start(config)
     with processes.claimed(a, config):
-        return finished(config, a) or Run(config, a).go()
+        return already(config, a) or Run(config, a).go()
 
 
-def finished(config: TrainConfig, a: Accelerator) -> TrainResult | None:
+def already(config: TrainConfig, a: Accelerator) -> TrainResult | None:
     """What the run that `config` describes has left, where it is at its last step already; says so."""
-    out, free = Path(config.train.out), FREE | EXTENDABLE if config.extendable else FREE
-    found = folder.finished(out) if config.train.resume else None
-    same = found and not any(checkpoint.differences(found["config"], config.model_dump(mode="json"), free))
-    done = same and found["step"] >= config.train.steps and (not a.is_main_process or _whole(out, found))
-    if not processes.group(a).all_well(bool(done)):
+    done = finished.look(config) if config.train.resume else None
+    if not processes.group(a).all_well(done is not None and (not a.is_main_process or finished.is_whole(done, config))):
         return None
-    assert found is not None
+    assert done is not None
     more = "raise train.steps" if config.extendable else "set train.resume = false to train it again"
-    say(a, f"already at step {found['step']} of {config.train.steps}: nothing to do; {more} or give another train.out")
-    bound, bits = (tuple(value) if value else None for value in (found["bound"], found["bits_per_byte"]))
-    return TrainResult(out, found["step"], bound=bound, bits_per_byte=bits)
-
-
-def _whole(out: Path, found: dict[str, Any]) -> bool:
-    """Whether the finished model and the newest checkpoint, if there is one, are as they were written."""
-    newest = checkpoint.found(out / "checkpoints")[:1]
-    right = all(checkpoint.step_of(c) == found["step"] and not checkpoint.damage(c) for c in newest)
-    return right and not checkpoint.changed(out, found["files"])
+    say(a, f"already at step {done.step} of {config.train.steps}: nothing to do; {more} or give another train.out")
+    return TrainResult(Path(config.train.out), done.step, bound=done.bound, bits_per_byte=done.bits_per_byte)
 
 
 def say(a: Accelerator, text: str) -> None:
@@ -190,8 +174,7 @@ class Run:
         newest = checkpoint.newest_whole(at, partial(say, a), self.group) if named else None
         if newest is None:
             return
-        free = FREE | EXTENDABLE if self.config.extendable else FREE
-        checkpoint.check_same_run(newest, self.config.model_dump(mode="json"), free)
+        check_same_run(newest, self.config)
         self.load_state_dict(state.load(newest, a, a.unwrap_model(self.objective), self.optimizer))
         say(a, f"resuming from step {self.step} of {self.out}")
 
@@ -356,5 +339,4 @@ class Run:
         final = LM(network, self.lm.tokenizer, self.lm.name, self.lm.settings, self.lm.generation)
         with folder.writing(self.out):
             adapters.save(self.config, final, self.out)
-            facts = {"step": self.step, "bound": result.bound, "bits_per_byte": result.bits_per_byte}
-            folder.mark_finished(self.out, self.config.model_dump(mode="json"), **facts)
+            finished.note(self.config, self.step, result.bound, result.bits_per_byte)

@@ -2,7 +2,7 @@
 
 model.safetensors and optimizer.safetensors are the weights and the optimiser's tensors; where they are spread out over
 processes, model-I-of-N.safetensors is process I's part. Headers say which rows of each tensor lie in a file, so that any
-number of processes can read them again.
+number of processes can read them again. A header that says nothing has all rows.
 state.json holds counters, the position in the data, the schedule and the optimiser's groups; random-I.json the random
 generators of process I.
 """
@@ -118,12 +118,14 @@ def _save_part(folder: Path, kind: str, a: Accelerator, tensors: Mapping[str, Te
     for name, tensor in tensors.items():
         if not (all_mine or _writes(tensor, a)):
             continue
-        local, where[name] = _rows(tensor)
+        local, rows = _rows(tensor)
+        if local.ndim and len(local) < rows[1]:
+            where[name] = rows
         part[name] = local.detach().cpu().contiguous()
     if part:
         spread = all_mine or any(isinstance(tensor, DTensor) for tensor in tensors.values())
         name = f"{kind}-{a.process_index}-of-{a.num_processes}" if spread else kind
-        save_file(part, folder / f"{name}.safetensors", metadata={"rows": json.dumps(where)})
+        save_file(part, folder / f"{name}.safetensors", metadata={"rows": json.dumps(where)} if where else None)
 
 
 def _load_into(folder: Path, kind: str, tensors: Mapping[str, Tensor], some: bool = False) -> None:
@@ -153,8 +155,11 @@ class _Parts:
         self.where: dict[str, list[tuple[Rows, Any]]] = {}
         for path in (*folder.glob(f"{kind}.safetensors"), *folder.glob(f"{kind}-*-of-*.safetensors")):
             file = self.stack.enter_context(safe_open(path, framework="pt"))
-            for name, rows in json.loads(file.metadata()["rows"]).items():
-                self.where.setdefault(name, []).append((tuple(rows), file.get_slice(name)))
+            rows = json.loads((file.metadata() or {}).get("rows", "{}"))
+            for name in file.keys():  # noqa: SIM118 (a safetensors handle is not a dict)
+                values = file.get_slice(name)
+                whole = (0, (values.get_shape() or [1])[0])
+                self.where.setdefault(name, []).append((tuple(rows.get(name, whole)), values))
         for places in self.where.values():
             places.sort(key=lambda place: place[0])
 

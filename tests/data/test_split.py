@@ -155,7 +155,7 @@ def test_where_nothing_can_be_held_out_all_is_for_training(tmp_path: Path, token
     (tmp_path / "one.jsonl").write_text(json.dumps({"text": BOOK}))
     config = DataConfig(source="jsonl", paths=str(tmp_path / "one.jsonl"))
     assert sides(config) == ([BOOK], [])
-    with pytest.raises(UserError, match=r"0 documents .*data\.heldout_paths, or train without validation: eval\.sequ"):
+    with pytest.raises(UserError, match=r"0 documents .*data\.heldout_paths, or hold nothing out: data\.heldout_f"):
         build_stream(config, tokenizer, 8, "heldout")
     assert sides(book(tmp_path, BOOK, heldout_fraction=0)) == ([BOOK], [])
 

@@ -156,3 +156,21 @@ def test_more_pages_than_the_machine_has_memory_are_refused():
     with pytest.raises(UserError, match=r"2000000000 pages of 32 positions take .* GiB, and cpu has .* GiB in all"):
         page_count(lm, EngineConfig(num_pages=2_000_000_000))
     assert page_count(lm, EngineConfig(num_pages=7)) == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": 10**18}, "batch_size = 1000000000000000000 must be a number from 1 to"),
+        ({"batch_size": "8"}, "batch_size = '8' must be a number"),
+        ({"page_size": 0}, r"generate\(\): page_size = 0: must be greater than or equal to 1"),
+        ({"page_size": "x"}, 'page_size = "x": expected an integer'),
+        ({"request_ids": "first"}, "request_ids = 'first': give a list of texts"),
+        ({"request_ids": 3}, "request_ids = 3: give a list of texts"),
+        ({"request_ids": [[1]]}, "give a list of texts"),
+        ({"trace": "runs/traces.db"}, "trace = 'runs/traces.db': give a dlm.TraceStore"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_told(given, message):
+    with pytest.raises(UserError, match=message):
+        dlm.generate(tiny_lm(), [[1, 2]], gen_length=4, **given)

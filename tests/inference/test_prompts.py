@@ -168,3 +168,18 @@ def test_a_causal_model_fills_no_holes():
     lm = tiny_lm(model_type="llama", attention="causal", shifted_logits=True, mask_token_id=None, mask_in_softmax=False)
     with pytest.raises(dlm.UserError, match="has no mask token"):
         dlm.infill(lm, [[1, 2]])
+
+
+@pytest.mark.parametrize("prompt", ["ab\ud800c", "ab\udcff"])
+def test_half_a_character_is_told_with_its_place(prompt):
+    lm = text_lm()
+    half = ascii(prompt[2])[1:-1].replace("\\", r"\\")
+    for run in (dlm.generate, dlm.infill):
+        with pytest.raises(
+            dlm.UserError, match=rf"prompt 1 is no Unicode text: character 2 is {half}, half of a surrogate"
+        ):
+            run(lm, ["a [MASK:1]", prompt])
+    with pytest.raises(dlm.UserError, match="prompt 0 is no Unicode text"):
+        dlm.Engine(lm).add_request(prompt, gen_length=4)
+    with pytest.raises(dlm.UserError, match="is no Unicode text: character 2"):
+        lm.encode(prompt)

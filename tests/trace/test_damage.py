@@ -50,6 +50,8 @@ def test_every_walk_through_a_disordered_store_ends(disordered, tmp_path):
             lambda: store.export(str(tmp_path / "out")),
             store.redact,
             store.recompress,
+            lambda: store.gc(5),
+            lambda: store.gc("1h"),
         ):
             with pytest.raises(UserError, match="damaged"):
                 walk()
@@ -81,6 +83,30 @@ def test_what_traces_share_is_checked_too(tmp_path):
         assert report.database[1].endswith("the pieces of tokenizer tok are damaged")
         store.put(made("more", 1, 0)).result()  # without the dictionary, which would take it along
         assert digest(store["more"]) == digest(made("more", 1, 0))
+
+
+def test_what_new_traces_share_with_old_ones_is_whole_again(tmp_path):
+    import sqlite3
+
+    path = tmp_path / "t.db"
+    with TraceStore(path) as store:
+        for i in range(120):
+            store.put(made(f"r{i}", i, 0))
+        store.train_dict()
+        dictionary = store.database.query("SELECT content FROM dictionaries")[0][0]
+        store.recompress()
+    with sqlite3.connect(path) as direct:
+        direct.execute("UPDATE contexts SET facts = x'00'")
+        direct.execute("UPDATE dictionaries SET content = x'00'")
+    direct.close()
+    with TraceStore(path, dictionary=dictionary) as store:
+        assert not store.fsck().ok
+        for i in range(15):  # of every context
+            store.put(made(f"more{i}", i, 0))
+        store.flush()
+        for i in range(15):
+            assert digest(store[f"more{i}"]) == digest(made(f"more{i}", i, 0))
+        assert store.fsck().ok and digest(store["r7"]) == digest(made("r7", 7, 0))
 
 
 def test_tables_that_were_changed_are_refused(tmp_path):

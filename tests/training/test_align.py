@@ -163,7 +163,7 @@ def test_gradient_checkpointing_changes_nothing(tmp_path):
     lm.network.train().gradient_checkpointing = True
     objective(batch_of())["align"].backward()
     for parameter, gradient in zip(lm.network.layers.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(

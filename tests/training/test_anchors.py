@@ -35,14 +35,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("masking", ["random", "complementary"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0.0), ("float16", 1e-3), ("bfloat16", 5e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 1e-3), ("bfloat16", 5e-3)])
 def test_the_cached_teacher_gives_the_losses_of_the_live_one(base, tmp_path, dtype, tolerance, masking):
     options = {"align__sub_sample_ratio": "0.5", "objective__masking": masking, "train__steps": "4"}
     live = train(aligned(base, "live", **options, train__resume="false"))
     cached = {"align__anchors": str(tmp_path / "anchors"), "align__anchors_dtype": dtype}
     write_anchors(aligned(base, "cached", **options, **cached))
     losses = train(aligned(base, "cached", **options, **cached, train__resume="false")).losses
-    assert losses == (live.losses if not tolerance else pytest.approx(live.losses, abs=tolerance))
+    assert losses == pytest.approx(live.losses, abs=tolerance)  # products differ in their last bits with the address
 
 
 def test_a_file_holds_the_asked_layers_of_its_sequence(base, tmp_path):

@@ -8,7 +8,7 @@ from dlm.errors import UserError
 from dlm.training.config import TrainConfig
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (20, 2), (499, 49), (500, 50), (10_000, 50)])
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (20, 2), (49, 4), (50, 50), (10_000, 50)])
 def test_warm_up_follows_the_steps_unless_it_is_given(steps, warmup):
     assert check(TrainConfig, {"train": {"steps": steps}}, "test").train.warmup_steps == warmup
     assert check(TrainConfig, {"train": {"steps": steps, "warmup_steps": 1}}, "test").train.warmup_steps == 1
