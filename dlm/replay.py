@@ -96,6 +96,7 @@ def verify(lm: LM, trace: Trace, parents: Parents | None = None) -> Verification
     Forks of earlier versions do not: their parents are looked up among `parents` (a store, or a dict by id), and steps
     whose settings are found nowhere are followed as recorded.
     """
+    require_lm(lm, "verify()")
     parts = stretches(trace, parents)
     again, now = _run(lm, trace, parts[-1].start, parts[-1].settings, keep=("topk",))
     differences = {

@@ -138,8 +138,8 @@ class LM:
         from dlm.models.loading import DTYPES, pick_device, pick_dtype
         from dlm.models.quantise import is_quantised
 
-        if isinstance(target, torch.dtype) or str(target).removeprefix("torch.") in DTYPES:
-            dtype = target if dtype is None else dtype
+        if isinstance(target, torch.dtype) or (isinstance(target, str) and target.removeprefix("torch.") in DTYPES):
+            dtype = dtype or target
         elif target is not None:
             device = target if device is None else device
         where = self.device if device is None else pick_device(device)

@@ -219,6 +219,7 @@ CHECKPOINTS: dict[str, tuple[str, Spoil]] = {
         "text",
         all_of(
             lambda folder: (folder / "tokenizer.json").unlink(),
+            raw("vocab.json", '{"a": 0}'),
             raw("tokenizer_config.json", '{"auto_map": {"AutoTokenizer": ["evil.Tok", null]}}'),
             raw("evil.py", "raise SystemExit('code of a folder was run')"),
         ),

@@ -34,7 +34,7 @@ def test_what_names_an_owner_beside_a_folder_of_that_name_is_found_by_its_revisi
     with pytest.raises(UserError, match="revision"):
         finding.find("owner/model")
     assert finding.find("owner/model", "main") == tmp_path
-    assert asked == [("owner/model", "main")]
+    assert [given[:2] for given in asked] == [("owner/model", "main")]
 
 
 def test_without_the_hub_both_readings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
