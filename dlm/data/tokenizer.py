@@ -24,6 +24,8 @@ NAMES = ("mask_token", "eos_token", "pad_token", "bos_token", "unk_token")
 #: files that hold a vocabulary, as glob patterns; without one of them the other files say nothing.
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "merges.txt")
 MOST_TOKENS = 2**24
+#: tokenizers that checkpoints bring as code, and the one of transformers' own that reads the same files.
+SAME_AS = {"DreamTokenizer": "qwen2"}  # Dream starts from Qwen2.5 and keeps its byte-level BPE
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
 
@@ -245,13 +247,15 @@ def _from_transformers(folder: Path) -> Tokenizer:
         )
     own_code = f"the tokenizer in {folder} is code of its own, which is never run: convert it to tokenizer.json first"
     settings = _settings(folder)
-    code = settings.get("auto_map")
-    if isinstance(code, dict) and "AutoTokenizer" in code:
+    code, known = settings.get("auto_map"), SAME_AS.get(str(settings.get("tokenizer_class")))
+    if isinstance(code, dict) and "AutoTokenizer" in code and known is None:
         raise UserError(f"{own_code} (auto_map in tokenizer_config.json)")
     from transformers import AutoTokenizer
 
     try:
-        slow = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        slow = AutoTokenizer.from_pretrained(
+            str(folder), tokenizer_type=known, trust_remote_code=False, local_files_only=True
+        )
     except Exception as error:  # Rust and protobuf have exceptions of their own, and a converter any other
         if "trust_remote_code" in str(error):
             raise UserError(own_code) from error

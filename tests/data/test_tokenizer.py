@@ -213,6 +213,31 @@ def test_code_in_a_folder_is_never_run(tmp_path: Path, files: dict, monkeypatch:
     assert not list(tmp_path.rglob("MARK"))
 
 
+def test_dreams_tokenizer_is_read_without_its_code(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(["def f(x): return x + 1234\n"] * 9, trainer)
+    backend.model.save(str(tmp_path))  # vocab.json and merges.txt, as the published folder has them
+    size = backend.get_vocab_size()
+    names = {str(size): {"content": "<|endoftext|>"}, str(size + 1): {"content": "<|mask|>"}}
+    plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    settings = {
+        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+        "tokenizer_class": "DreamTokenizer",
+        "added_tokens_decoder": {index: {**token, **plain} for index, token in names.items()},
+        "eos_token": "<|endoftext|>",
+        "mask_token": "<|mask|>",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenization_dream.py").write_text(HOSTILE)
+    found = load_tokenizer(tmp_path)
+    assert found.decode(found.encode("def f(12) wörld")) == "def f(12) wörld"
+    assert found.encode("x<|mask|>")[-1] == size + 1 == found.mask_token_id and found.eos_token_id == size
+    assert not list(tmp_path.rglob("MARK"))
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
