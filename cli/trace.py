@@ -56,13 +56,13 @@ def count(text: str) -> int:
     """A number of things, for argparse: 0 to 2**53."""
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 17 else -1
     if not 0 <= number <= 2**53:
-        raise argparse.ArgumentTypeError(f"invalid int value: {text[:60]!r} is no number from 0 to {2**53}")
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is no number from 0 to {2**53}")
     return number
 
 
 def _kept(text: str) -> int | str:
     """What `gc` keeps: a number of traces, or an age as it is."""
-    return count(text) if text.isdigit() else text
+    return count(text) if text.isdecimal() else text
 
 
 def open_store(path: str | None, **options: Any) -> "TraceStore":

@@ -213,7 +213,7 @@ CASES = [
     case("trace", "tables with a flipped bit", "dlm-trace ls --store t.db", "its tables are not those of a trace store", files={"t.db": STORE.replace(b"at INTEGER", b"at INTEGES")}),
     case("trace", "an empty store", "dlm-trace show first --store t.db", "none of this id; it is empty", files={"t.db": STORE}),
     case("trace", "fewer than no traces to keep", "dlm-trace gc --keep -1 --store t.db", "keep = '-1': give a number of traces, or an age", files={"t.db": STORE}),
-    case("trace", "fewer than no traces to list", "dlm-trace ls -n -1 --store t.db", "newest = -1: must be at least 0", files={"t.db": STORE}),
+    case("trace", "fewer than no traces to list", "dlm-trace ls -n -1 --store t.db", "argument -n: '-1' is no number from 0 to", files={"t.db": STORE}),
     case("trace", "too few traces to learn from", "dlm-trace train-dict --store t.db", "0 traces are too few to learn a dictionary from", files={"t.db": STORE}),
     # checkpoints: the run folder and what training leaves in it
     case("training", "the run folder is a file", "dlm-train --train.out my.toml", "train.out = 'my.toml': cannot write my.toml: File exists", "another train.out", files=config("")),

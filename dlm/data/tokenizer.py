@@ -86,8 +86,8 @@ class Tokenizer:
     @cached_property
     def token_bytes(self) -> NDArray[np.int32]:
         """UTF-8 bytes each id stands for, (vocab_size,); special tokens are 0."""
-        byte_level = "ByteLevel" in json.dumps(json.loads(self.backend.to_str())["decoder"])
         sizes = np.zeros(self.vocab_size, np.int32)
+        byte_level = "ByteLevel" in json.dumps(json.loads(self.backend.to_str())["decoder"])
         for token, index in self.backend.get_vocab(with_added_tokens=False).items():
             sizes[index] = len(token) if byte_level else _piece_bytes(token)
         for index, added in self.backend.get_added_tokens_decoder().items():

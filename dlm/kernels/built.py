@@ -4,6 +4,7 @@ A kept library is code that this process runs. So it is taken only from a folder
 and that nobody else may write, and only if its content has the digest that its name says.
 """
 
+import _ctypes
 import ctypes
 import hashlib
 import logging
@@ -128,6 +129,7 @@ def _loaded(file: int, path: Path, symbols: Iterable[str]) -> ctypes.CDLL:
         raise BuildError(f"cannot be loaded ({error})") from error
     missing = [name for name in symbols if not hasattr(found, name)]
     if missing:
+        _ctypes.dlclose(found._handle)  # or the next file behind this number would be taken for this library
         raise BuildError(f"lacks {missing[0]}")
     return found
 

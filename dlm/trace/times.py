@@ -32,7 +32,7 @@ def seconds(age: Any) -> float | None:
     """Seconds of an age such as "12h"; None where it is none."""
     if isinstance(age, timedelta):
         return age.total_seconds()
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw])", str(age))
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([smhdw])", str(age))
     return None if found is None else float(found[1]) * UNITS[found[2]]
 
 

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from dlm.bench.config import BenchConfig
 from dlm.cli import bench, infer, replay, trace
 from dlm.fields import fields
+from dlm.inference.config import InferConfig
 from dlm.trace import TraceStore
 from tests.cli.test_replay import store  # noqa: F401  a fixture
 
@@ -38,9 +40,13 @@ def ends_well(name: str, main, argv: list[str], capsys) -> None:
     assert status != 2 or err.startswith(name.split()[0]), (argv, err)
 
 
-@pytest.mark.parametrize(("name", "room"), [("dlm-infer", infer), ("dlm-bench", bench)])
-def test_every_key(name, room, capsys):
-    for field in fields(room.COMMAND.config):
+@pytest.mark.parametrize(
+    ("name", "room", "config"),
+    [("dlm-infer", infer, InferConfig), ("dlm-bench", bench, BenchConfig)],
+    ids=["infer", "bench"],
+)
+def test_every_key(name, room, config, capsys):
+    for field in fields(config):
         for value in ("-1", "9" * 5000, "nan", "", "[[1]]", "\udcff"):
             key = field.key.replace(".N.", ".0.")
             ends_well(name, room.main, ["--print-config", f"--{key}={value}"], capsys)

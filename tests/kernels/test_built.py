@@ -52,6 +52,16 @@ def kept(cache: Path) -> Path:
     return path
 
 
+def test_a_library_that_lacks_a_function_is_forgotten(cache, source, tmp_path):
+    """The next one may lie behind the same file number, by whose name the loader knows libraries."""
+    for _ in range(2):
+        with pytest.raises(BuildError, match="lacks question"):
+            built.load(source, ["cc"], FLAGS, ("question",))
+    other = tmp_path / "other.c"
+    other.write_text("int question(void) { return 54; }")
+    assert built.load(other, ["cc"], FLAGS, ("question",)).question() == 54
+
+
 def test_it_is_compiled_once_and_only_its_owner_may_enter(cache, source, tmp_path):
     command, log = counting(tmp_path)
     cache.parent.mkdir()
