@@ -72,7 +72,8 @@ def render(
             f"{source} cannot render this conversation: it is nested too deeply, or calls itself"
         ) from error
     except jinja.FAILURES as error:
-        line = f" (line {error.lineno})" if isinstance(getattr(error, "lineno", None), int) else ""
+        number = getattr(error, "lineno", None)
+        line = f" (line {number})" if isinstance(number, int) else ""
         reason = str(error) or type(error).__name__
         raise UserError(f"{source} cannot render this conversation: {reason[:MOST_SAID]}{line}") from error
 

@@ -64,7 +64,7 @@ def decode(
     record: bytes,
     request_id: str,
     context: Mapping[str, Any] | None = None,
-    dictionary: Callable[[int], zstandard.ZstdCompressionDict] | None = None,
+    dictionary: Callable[[int], zstandard.ZstdCompressionDict | None] | None = None,
 ) -> Trace:
     """The trace of a record that was stored under this id with this context. Raises CorruptTrace if in doubt.
 
@@ -218,7 +218,7 @@ def _parse(data: bytes, request_id: str, context: Mapping[str, Any]) -> Trace:
     )
 
 
-def _unfold(record: bytes, dictionary: Callable[[int], zstandard.ZstdCompressionDict] | None) -> bytes:
+def _unfold(record: bytes, dictionary: Callable[[int], zstandard.ZstdCompressionDict | None] | None) -> bytes:
     """The frame's content, after a look at its declared size."""
     if len(record) <= HEAD or record[0] != FORMAT:
         raise Broken(f"format {record[0] if record else 'none'}, this version reads {FORMAT}")

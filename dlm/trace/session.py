@@ -37,7 +37,8 @@ class Session:
     """A connection that threads take turns with."""
 
     def __init__(self, path: Path, durability: Durability = "group", create: bool = True) -> None:
-        self.path, self.durability = path, durability
+        self.path = path
+        self.durability: Durability = durability
         self.lock = threading.RLock()
         self._inside = False
         with self._explained():

@@ -156,10 +156,9 @@ def decode(lm: LM, ids: Tensor, answer: Tensor) -> Generation:
     block = lm.config.block_length or 1
     length = max(block, min(DECODED, len(ids) - start) // block * block)
     block = block if lm.config.attention == "block_causal" else length
-    numbers = {"gen_length": length, "block_length": block, "steps": length}
-    return dlm.generate(lm, [ids[:start].tolist()], **numbers, allow_long=True)[
-        0
-    ]  # a whole block may reach past the row
+    prompt = [ids[:start].tolist()]
+    # A whole block may reach past the row, and the row past the context.
+    return dlm.generate(lm, prompt, gen_length=length, block_length=block, steps=length, allow_long=True)[0]
 
 
 def _spelt(lm: LM, ids: list[int]) -> list[str]:
