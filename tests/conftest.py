@@ -1,6 +1,5 @@
 """What every test shares: one thread, no network, reproducible examples, GPU tests only where there is a GPU."""
 
-import getpass
 import os
 import tempfile
 
@@ -10,8 +9,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # torch.compile takes what it compiled for AVX-512 for what it would compile under ATEN_CPU_CAPABILITY=avx2, and gives NaN.
-_compiled = f"torchinductor-{os.environ.get('ATEN_CPU_CAPABILITY', 'native')}-{getpass.getuser()}"
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), _compiled))
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR",
+    f"{tempfile.gettempdir()}/torchinductor-{os.environ.get('ATEN_CPU_CAPABILITY', 'native')}-{os.environ.get('USER', '')}",
+)
 
 import pytest
 from hypothesis import HealthCheck, settings
