@@ -54,6 +54,7 @@ def test_what_cannot_be_moved_says_so() -> None:
 CALLS = {
     "generate": lambda lm: dlm.generate(lm, ["x"]),
     "infill": lambda lm: dlm.infill(lm, ["[MASK]"]),
+    "score": lambda lm: dlm.score(lm, ["x"]),
     "Engine": dlm.Engine,
     "LM": dlm.LM,
     "verify": lambda lm: dlm.replay.verify(lm, None),
