@@ -61,7 +61,7 @@ def has_holes(job: JobConfig) -> bool:
 
 
 def _check_ids(jobs: Iterable[JobConfig]) -> None:
-    """Refuse an id that two jobs have: a result is told from others by it."""
+    """Refuse two jobs with one id: the id is all that names a result."""
     places: dict[str, str] = {}
     for job in jobs:
         if job.request_id in places:

@@ -42,7 +42,7 @@ class Options:
 
 
 def model_flag(key: str, meaning: str = "The model") -> Flag:
-    """`--model NAME` of a command that loads a model, short for its own key."""
+    """`--model NAME`, short for the key by which this command names its model."""
     return Flag(
         name="--model",
         metavar="NAME",

@@ -88,7 +88,7 @@ class Printer:
         if self.sink is not None:
             if error[0] is None and not self.written:
                 self._empty()
-            with suppress(OSError):  # of a full disk: it was told when a result was not written
+            with suppress(OSError):  # a full disk: the result that could not be written was reported then
                 self.sink.close()
             if not self.output.quiet:
                 print(f"{self.file}: {self.written} results", file=sys.stderr)

@@ -140,7 +140,7 @@ def _digest(file: int) -> str:
 
 
 def _cache() -> _Folder | None:
-    """$XDG_CACHE_HOME/dlm or ~/.cache/dlm, made if it is not there; None where there is none, or none that is safe."""
+    """$XDG_CACHE_HOME/dlm or ~/.cache/dlm, made if it is missing. None if it cannot be made or is not safe."""
     folder = None
     try:
         path = _base() / "dlm"

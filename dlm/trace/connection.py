@@ -88,10 +88,10 @@ def connect(path: Path, durability: Durability, create: bool) -> Connection:
 
 
 def _way(path: Path, create: bool) -> tuple[str, bool, Stamp | None]:
-    """SQLite's options to open a file with, whether it may be written, and its stamp where it is read as it lies.
+    """SQLite's options to open a file with, whether it may be written, and its stamp if it is read as immutable.
 
-    Where nothing can be written there are two ways. With its owner's log and index of that beside the file, a reader
-    follows what the owner writes. Without a log nobody writes, and the file is read as it lies: until its stamp changes.
+    A reader without write permission has two ways. If the owner's log and its index are beside the file, the reader
+    follows what the owner writes. If there is no log, nobody writes: the file is read as immutable until its stamp changes.
     """
     if not path.is_file():
         return "mode=rwc" if create else "mode=rw", True, None

@@ -94,7 +94,7 @@ class Session:
                 self.sql.execute("ROLLBACK")
 
     def _tried(self, work: Callable[[], T]) -> T:
-        """The result; where the file is read as it lies and was written meanwhile, it is opened anew and read again."""
+        """The result of `work`. A file that is read as immutable and was written meanwhile is opened and read again."""
         deadline = time.monotonic() + BUSY
         with self._explained():
             while not self._inside:
