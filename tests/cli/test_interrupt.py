@@ -17,6 +17,7 @@ from tests.cli import fake
 
 SCRIPT = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it
 from dlm.cli.infer import main
 from dlm.inference.engine import Engine
 

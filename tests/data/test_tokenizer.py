@@ -324,7 +324,8 @@ with open(sys.argv[1], "w") as busy:
 time.sleep(600)
 """
 PARENT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it, and so would this
 from dlm.cli import tokenizer
 from dlm.data import tokenizer_training
 tokenizer_training.LEARN = (sys.executable, "-c", sys.argv[1], sys.argv[2])
