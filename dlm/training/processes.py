@@ -1,5 +1,6 @@
 """One process or many: DDP, FSDP2 and DeepSpeed, as `accelerate launch` asks for. Knows no data and no loss."""
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -49,7 +50,16 @@ def start(config: TrainConfig) -> Accelerator:
     elif a.distributed_type == DistributedType.DEEPSPEED:
         _prepare_deepspeed(a, config)
     set_seed(t.seed)
+    if a.num_processes > 1:
+        atexit.unregister(_leave)
+        atexit.register(_leave)
     return a
+
+
+def _leave() -> None:
+    """End the exchange with other processes before the interpreter goes: its threads may abort a process that leaves first."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _prepare_fsdp(a: Accelerator) -> None:
