@@ -229,7 +229,7 @@ def _mask_id(lm: "LM") -> int:
 
 def _solution(lm: "LM", puzzle: str, answer: str) -> tuple[Any, Text]:
     """The finished grid, and whether it is a solution."""
-    from dlm.data.sudoku import check_solution, parse_puzzle
+    from dlm.sudoku import check_solution, parse_puzzle
 
     given = parse_puzzle(puzzle)
     canvas = Canvas(_mask_id(lm))

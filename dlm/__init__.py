@@ -37,6 +37,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         "models",
         "prepare",
         "replay",
+        "sudoku",
         "trace",
         "training",
     },

@@ -5,9 +5,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dlm.atomic import replacing
 from dlm.bench.finding import Point
 from dlm.bench.front import front
-from dlm.data.atomic import replacing
 from dlm.errors import UserError
 
 MARKERS, LINES = "os^Dv", ("-", "--", ":", "-.")

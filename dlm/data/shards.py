@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dlm.data.atomic import check_writable, replacing, write_text
+from dlm.atomic import check_writable, replacing, write_text
 from dlm.data.config import DataConfig
 from dlm.data.documents import Document
 from dlm.data.packing import Sample

@@ -13,8 +13,8 @@ from typing import IO
 
 import tokenizers
 
+from dlm.atomic import check_writable, write_text
 from dlm.data import chat
-from dlm.data.atomic import check_writable, write_text
 from dlm.data.config import TokenizerConfig, special_names
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError

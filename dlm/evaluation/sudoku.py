@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlm.data.sudoku import MASK_ID, Grid, check_solution, generate_puzzles
 from dlm.errors import UserError
 from dlm.evaluation.decoding import Decoding, Tick, decode
 from dlm.evaluation.rate import Rate
+from dlm.sudoku import MASK_ID, Grid, check_solution, generate_puzzles
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM
@@ -170,7 +170,7 @@ def grade(
 
 
 def is_sudoku_model(lm: "LM") -> bool:
-    """Whether a model has a token a cell, as `dlm.data.sudoku.sudoku_tokenizer` has them."""
+    """Whether a model has a token a cell, as `dlm.sudoku.sudoku_tokenizer` has them."""
     return lm.mask_id == MASK_ID and lm.tokenizer is not None and lm.encode("123456789") == list(range(1, 10))
 
 

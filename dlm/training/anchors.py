@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dlm.data.atomic import replacing, write_text
+from dlm.atomic import replacing, write_text
 from dlm.data.loader import BatchLoader
 from dlm.data.source import build_stream
 from dlm.errors import UserError

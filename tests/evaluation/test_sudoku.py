@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 
-from dlm.data.sudoku import follows_rules, solutions
 from dlm.errors import UserError
 from dlm.evaluation.decoding import Decoding
 from dlm.evaluation.rate import Rate
 from dlm.evaluation.sudoku import HEADINGS, MAIN, SWEEP, Puzzles, evaluate_sudoku, grade, heldout_puzzles
 from dlm.evaluation.table import markdown
+from dlm.sudoku import follows_rules, solutions
 from tests.evaluation.knowing import sudoku_lm
 from tests.inference.tiny import text_lm
 

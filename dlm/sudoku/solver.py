@@ -1,5 +1,6 @@
-"""Sudoku as an exact cover: all solutions of a puzzle, and whether an answer is right. Knows nothing of generation or
-tokens. A grid is np.int8 (81,), row-major, 0 for an empty cell.
+"""All solutions of a Sudoku, found as an exact cover, and whether an answer is right.
+
+A grid is np.int8 (81,), row by row, 0 for an empty cell.
 
 One of 729 options is "digit d in cell c"; the options still open are one Python integer, bit 81 (d - 1) + c. A
 constraint ("cell c has a digit", "row r has a d", ...) is nine of these bits, and the 81 constraints of a family

@@ -1,6 +1,4 @@
-"""Puzzles with exactly one solution: random grids, digging, disjoint splits, a pool on disk. Knows nothing of tokens
-or samples, and how a puzzle is solved only through `search`.
-"""
+"""Puzzles with exactly one solution: random grids, digging, splits that share no puzzle, a pool kept on disk."""
 
 import os
 import zlib
@@ -9,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dlm.data.atomic import replacing
-from dlm.data.sudoku_solver import Grid, State, follows_rules, givens_of, search
+from dlm.atomic import replacing
 from dlm.errors import UserError
+from dlm.sudoku.solver import Grid, State, follows_rules, givens_of, search
 
 Progress = Callable[[int, int], None]  # (done, total)
 

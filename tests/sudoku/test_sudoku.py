@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from dlm.data import sudoku, sudoku_puzzles, sudoku_solver
+from dlm import sudoku
 from dlm.errors import UserError
+from dlm.sudoku import puzzles, solver
+from dlm.sudoku import stream as stream_of
 
 # The puzzle of Wikipedia's article "Sudoku" and its published solution.
 KNOWN = "53..7.... 6..195... .98....6. 8...6...3 4..8.3..1 7...2...6 .6....28. ...419..5 ....8..79"
@@ -136,7 +138,7 @@ def test_symmetries_keep_rules_uniqueness_and_class() -> None:
 
 def test_invariant_tells_random_grids_apart() -> None:
     rng = np.random.default_rng(4)
-    grids = [sudoku.random_grid(rng) for _ in range(60)]
+    grids = [puzzles.random_grid(rng) for _ in range(60)]
     assert len({sudoku.symmetry_invariant(grid) for grid in grids}) == 60
     assert {sudoku.split_of(grid) for grid in grids} == set(sudoku.SPLITS)
 
@@ -194,8 +196,8 @@ def test_samples_are_not_the_callers_to_spoil(folder: Path) -> None:
 def test_a_stream_searches_nothing_and_draws_by_the_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = stream(folder)
     drawn, scramble = [], sudoku.scramble
-    monkeypatch.setattr(sudoku, "scramble", lambda rng, pairs: drawn.append(len(pairs)) or scramble(rng, pairs))
-    for room in (sudoku_puzzles, sudoku_solver):
+    monkeypatch.setattr(stream_of, "scramble", lambda rng, pairs: drawn.append(len(pairs)) or scramble(rng, pairs))
+    for room in (puzzles, solver):
         monkeypatch.setattr(room, "search", None)  # to solve a puzzle takes a thousand times as long as to shuffle one
     calls = 0
 
@@ -205,12 +207,12 @@ def test_a_stream_searches_nothing_and_draws_by_the_block(folder: Path, monkeypa
 
     sys.setprofile(count)
     try:
-        for _ in itertools.islice(samples, 4 * sudoku.BLOCK):
+        for _ in itertools.islice(samples, 4 * stream_of.BLOCK):
             pass
     finally:
         sys.setprofile(None)
-    assert drawn == [sudoku.BLOCK] * 4
-    assert calls < 6 * 4 * sudoku.BLOCK  # Python functions a sample, what a block costs included
+    assert drawn == [stream_of.BLOCK] * 4
+    assert calls < 6 * 4 * stream_of.BLOCK  # Python functions a sample, what a block costs included
 
 
 def test_pool_grows_from_disk_and_survives_damage(tmp_path: Path) -> None:

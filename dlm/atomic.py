@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: write beside, sync, rename. Knows nothing of what it writes."""
+"""Files and folders that are either whole or absent: written beside, synced, renamed. All of `dlm` writes through here."""
 
 import os
 import shutil
