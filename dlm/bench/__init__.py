@@ -1,4 +1,4 @@
-"""What users measure with `dlm-bench`: decoding, load, quality, kernels, training, tokenizer, traces. Stands above every other room."""
+"""What users measure with `dlm-bench`: decoding, load, quality, training, tokenizers."""
 
 import lazy_loader
 

@@ -79,7 +79,7 @@ class Sudoku:
 
     def __init__(self, lm: "LM", s: QualitySection) -> None:
         from dlm.evaluation.sudoku import heldout_puzzles, is_sudoku_model
-        from dlm.sudoku import MASK_ID
+        from dlm.sudoku.text import MASK_ID
 
         if not is_sudoku_model(lm):
             raise UserError(f'quality.sudoku = "{s.sudoku}" is no Sudoku model: its tokens 1 to 9 must be the digits')

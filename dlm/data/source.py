@@ -132,7 +132,7 @@ def _hash(rows: Iterator[Row], fields: tuple[str, ...]) -> str:
 
 
 def _sudoku(config: DataConfig, length: int, split: str, seed: int) -> "SampleStream":
-    from dlm.sudoku import SudokuStream
+    from dlm.sudoku.stream import SudokuStream
 
     if length != SudokuStream.length:
         raise UserError(

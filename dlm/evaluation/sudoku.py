@@ -10,7 +10,9 @@ import numpy as np
 from dlm.errors import UserError
 from dlm.evaluation.decoding import Decoding, Tick, decode
 from dlm.evaluation.rate import Rate
-from dlm.sudoku import MASK_ID, Grid, check_solution, generate_puzzles
+from dlm.sudoku.puzzles import generate_puzzles
+from dlm.sudoku.solver import Grid, check_solution
+from dlm.sudoku.text import MASK_ID
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM

@@ -75,7 +75,7 @@ def _tokenizer(config: TrainConfig) -> Tokenizer:
     if config.tokenizer is not None:
         return load_tokenizer(find_tokenizer(config.tokenizer))
     if config.data.source == "sudoku":
-        from dlm.sudoku import sudoku_tokenizer
+        from dlm.sudoku.text import sudoku_tokenizer
 
         return Tokenizer(sudoku_tokenizer(), {"mask_token": "[MASK]", "eos_token": "[EOS]", "pad_token": "[EOS]"})
     raise UserError(

@@ -1,4 +1,4 @@
-"""The same traces through DiffTrace's own code, from a checkout of it, beside ours. Knows of it what its examples use."""
+"""The same traces through DiffTrace's own code, from a checkout of it, by the calls that its examples make."""
 
 import importlib
 import logging
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from traces.records import least
 
-from dlm.bench.config import TraceBenchSection
-from dlm.bench.records import least
 from dlm.errors import UserError
 from dlm.trace.codec import decode, encode
 from dlm.trace.facts import Facts, facts
@@ -25,9 +24,9 @@ TEXT = (
 )
 
 
-def measure(s: TraceBenchSection, traces: list[Trace]) -> list[dict[str, Any]]:
+def measure(checkout: Path, seconds: float, traces: list[Trace]) -> list[dict[str, Any]]:
     """Rows of ours and theirs."""
-    peer, traces = _Peer(s), traces[:COMPARED]
+    peer, traces = _Peer(checkout), traces[:COMPARED]
     with tempfile.TemporaryDirectory() as folder:
         path, theirs = Path(folder) / "traces.db", Path(folder) / "difftrace"
         with TraceStore(path, "none", False) as store:
@@ -54,7 +53,7 @@ def measure(s: TraceBenchSection, traces: list[Trace]) -> list[dict[str, Any]]:
                 ),
             }
             rows = [
-                {"what": what, "ours": least(ours, s.seconds), "theirs": least(other, s.seconds)}
+                {"what": what, "ours": least(ours, seconds), "theirs": least(other, seconds)}
                 for what, (ours, other) in calls.items()
             ]
         used = sum(file.stat().st_size for file in theirs.rglob("*") if file.is_file())
@@ -66,12 +65,9 @@ def measure(s: TraceBenchSection, traces: list[Trace]) -> list[dict[str, Any]]:
 class _Peer:
     """Its modules."""
 
-    def __init__(self, s: TraceBenchSection) -> None:
-        path = s.peer_path
-        if path is None or not (path / "difftrace" / "engine.py").is_file():
-            raise UserError(
-                f"trace.peer_path = {path}: no checkout of DiffTrace: there is no difftrace/engine.py in it"
-            )
+    def __init__(self, path: Path) -> None:
+        if not (path / "difftrace" / "engine.py").is_file():
+            raise UserError(f"--peer-path {path}: no checkout of DiffTrace: there is no difftrace/engine.py in it")
         logging.getLogger("difftrace").setLevel(logging.WARNING)
         sys.path.insert(0, str(path.resolve()))
         try:

@@ -1,6 +1,5 @@
 """benchmarks/models.py from end to end, on models that are tiny."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -13,17 +12,10 @@ from dlm.evaluation.decoding import Decoding
 from tests.evaluation.knowing import SHAPE
 from tests.evaluation.test_card import run_folder
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "models.py"
-
 
 @pytest.fixture
-def models() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_models", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def models(script) -> ModuleType:
+    return script("models")
 
 
 def saved(folder: Path, kind: str) -> str:

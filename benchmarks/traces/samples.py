@@ -1,11 +1,10 @@
-"""Traces made of real text in a random order, to be stored and timed. Knows no model and no store."""
+"""Traces of real text, unmasked in a random order: what is stored and timed."""
 
 from collections.abc import Iterator
 from random import Random
 
 import numpy as np
 
-from dlm.bench.config import TraceBenchSection
 from dlm.data.tokenizer import Tokenizer
 from dlm.trace.trace import Trace
 
@@ -20,9 +19,9 @@ CONTEXT = {
 }
 
 
-def samples(s: TraceBenchSection) -> tuple[list[Trace], list[Trace]]:
-    """Traces to store, and half as many of other files to learn a dictionary from; ids are of 8 characters."""
-    stored, lessons = _ids(_tokenizer(s.tokenizer), s.traces * LENGTH, s.traces // 2 * LENGTH)
+def samples(traces: int, tokenizer: str | None) -> tuple[list[Trace], list[Trace]]:
+    """So many traces to store, and half as many of other files to learn a dictionary from; ids are of 8 characters."""
+    stored, lessons = _ids(_tokenizer(tokenizer), traces * LENGTH, traces // 2 * LENGTH)
     rng, name = np.random.default_rng(0), Random(0)
     return [list(_traces(ids, rng, name)) for ids in (stored, lessons)]  # type: ignore[return-value]
 
@@ -57,7 +56,7 @@ def _ids(tokenizer: Tokenizer, store: int, teach: int) -> list[np.ndarray]:
 
 
 def _tokenizer(name: str | None) -> Tokenizer:
-    """The one that was named, or a byte-level BPE of 32,000 tokens learnt from the same files."""
+    """The named one, or a byte-level BPE of 32,000 tokens learnt from the same files."""
     from dlm.data.tokenizer import load_tokenizer
     from dlm.models.finding import find_tokenizer
 

@@ -1,4 +1,4 @@
-"""What records and their store take: bytes, microseconds, writes a second, time to start. Knows no model."""
+"""What records and their store cost: bytes, microseconds, writes a second, time to start."""
 
 import math
 import os
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import zstandard
+from traces.samples import CONTEXT, LENGTH, STEPS, VOCABULARY
 
-from dlm.bench.samples import CONTEXT, LENGTH, STEPS, VOCABULARY
 from dlm.trace.codec import decode, encode
 from dlm.trace.dictionaries import trained
 from dlm.trace.facts import Facts, facts

@@ -1,17 +1,16 @@
-"""[trace]: the sections' figures are of what they say, and DiffTrace's are taken through the calls its examples make."""
+"""benchmarks/trace.py: its figures are of what they say, and DiffTrace's are taken by the calls its examples make."""
 
+import json
 import sys
 
 import numpy as np
 import pytest
 
-from dlm.bench import difftrace, overhead, records, samples, trace
-from dlm.bench.config import BenchConfig, TraceBenchSection
 from dlm.errors import UserError
 from dlm.trace import from_map
 from tests.inference.tiny import text_lm
 
-SMALL = {"traces": 220, "writes": 30, "tokenizer": "pico", "requests": 3, "gen_length": 4, "seconds": 0.01}
+SMALL = "--traces 220 --writes 30 --tokenizer pico --requests 3 --gen-length 4 --seconds 0.01"
 PEER = {
     "__init__": "",
     "engine": """
@@ -54,11 +53,14 @@ def peer(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_everything_is_measured(monkeypatch, peer):
-    monkeypatch.setattr(records, "start", lambda: [{"what": "dlm-replay", "seconds": 0.1, "cpu_seconds": 0.1}])
-    config = BenchConfig.model_validate({"trace": {**SMALL, "peer_path": peer}})
-    finding = trace.measure(config, text_lm, lambda line: None)
-    found = finding.values["trace"]
+def test_everything_is_measured(script, monkeypatch, peer, tmp_path, capsys):
+    trace = script("trace")
+    start = [{"what": "dlm-replay", "seconds": 0.1, "cpu_seconds": 0.1}]
+    monkeypatch.setattr("traces.records.start", lambda: start)
+    monkeypatch.setattr("dlm.load", lambda name: text_lm())
+    file = tmp_path / "trace.json"
+    assert trace.main([*SMALL.split(), "--peer-path", str(peer), "--output", str(file)]) == 0
+    found = json.loads(file.read_text())["trace"]
     assert {"bytes", "microseconds", "start", "writes", "overhead", "difftrace"} < found.keys()
     bound, _, stored, learnt, _ = found["bytes"]
     assert bound["record"] == pytest.approx(335.45, abs=0.01)
@@ -69,11 +71,14 @@ def test_everything_is_measured(monkeypatch, peer):
     assert steps["pairs"] == notes["pairs"] == 3 * 4
     assert notes["more"] > 0 and whole["off"] > 0
     assert found["difftrace"][-1]["theirs"] == 5000
-    assert {table.title for table in finding.tables} >= {"Traces: recording", "Traces: DiffTrace"}
+    printed = capsys.readouterr().out
+    assert "## Traces: recording" in printed and "## Traces: DiffTrace" in printed
 
 
-def test_the_dictionary_learns_from_other_files():
-    stored, lessons = samples.samples(TraceBenchSection(**SMALL))
+def test_the_dictionary_learns_from_other_files(script):
+    from traces import samples
+
+    stored, lessons = samples.samples(220, "pico")
     assert (len(stored), len(lessons)) == (220, 110)
     shared = {trace.first_token.tobytes() for trace in stored} & {trace.first_token.tobytes() for trace in lessons}
     assert not shared
@@ -81,14 +86,17 @@ def test_the_dictionary_learns_from_other_files():
     assert all(np.bincount(trace.first_step).tolist() == [2] * 64 for trace in stored[:5])
 
 
-def test_medians_and_their_interval():
+def test_medians_and_their_interval(script):
+    from traces import overhead
+
     off = np.full(101, 1000)
     row = overhead._compared(off.tolist(), (off + np.arange(101) - 40).tolist())
     assert row["off"] == 1.0 and row["more"] == pytest.approx(0.010) and row["percent"] == pytest.approx(1.0)
     assert row["low"] == pytest.approx(0.0, abs=0.11) and row["high"] == pytest.approx(2.0, abs=0.11)
 
 
-def test_a_folder_without_difftrace_is_named(tmp_path):
-    s = TraceBenchSection(peer_path=tmp_path / "none")
-    with pytest.raises(UserError, match=r"trace.peer_path = .*none: no checkout of DiffTrace"):
-        difftrace.measure(s, [from_map("x", [1], [0], None)])
+def test_a_folder_without_difftrace_is_named(script, tmp_path):
+    from traces import difftrace
+
+    with pytest.raises(UserError, match=r"--peer-path .*none: no checkout of DiffTrace"):
+        difftrace.measure(tmp_path / "none", 0.01, [from_map("x", [1], [0], None)])

@@ -1,8 +1,8 @@
-"""What recording costs an engine: two engines in lockstep, one of them recording. Knows no format.
+"""What recording costs an engine: two engines in lockstep, one of them recording.
 
-Both decode the same request with the same weights, a step of one and a step of the other by turns, in random order. Only
-steps next to each other are compared, so that a machine's moods, which last longer, fall on both; and after each
-request the engines change places, so that where one lies in memory is not taken for a cost.
+Both decode the same request with the same weights, a step each by turns, in random order. Only neighbouring steps are
+compared, so whatever slows the machine for longer slows both. After each request the engines change places, so that a
+place in memory is not taken for a cost.
 """
 
 import tempfile
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlm.bench.config import TraceBenchSection
 from dlm.bench.finding import Say
 from dlm.trace.store import TraceStore
 
@@ -84,14 +83,14 @@ def timed_notes() -> Iterator[list[int]]:
         engine.note = told
 
 
-def measure(lm: "LM", s: TraceBenchSection, say: Say) -> list[dict[str, Any]]:
+def measure(lm: "LM", requests: int, length: int, say: Say) -> list[dict[str, Any]]:
     """Rows of what recording adds, in microseconds and per cent."""
     from dlm.inference.engine import Engine
 
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder, TraceStore(Path(folder) / "traces.db") as store:
         one, two = Engine(lm, trace=store), Engine(lm, trace=store)
-        recording, off, on = one.recording, Side(one, s.gen_length), Side(two, s.gen_length)
+        recording, off, on = one.recording, Side(one, length), Side(two, length)
 
         def by_turns() -> tuple[Side, Side]:
             return (off, on) if rng.random() < 0.5 else (on, off)
@@ -107,7 +106,7 @@ def measure(lm: "LM", s: TraceBenchSection, say: Say) -> list[dict[str, Any]]:
                 side.request.clear()
         store.flush()
         before = _writer_seconds()
-        for number in range(s.requests):
+        for number in range(requests):
             swap()
             for _ in range(BEGINNINGS):
                 for side in by_turns():
@@ -119,10 +118,10 @@ def measure(lm: "LM", s: TraceBenchSection, say: Say) -> list[dict[str, Any]]:
                 for side in by_turns():
                     side.go_on()
             store.flush()
-            say(f"recording: {number + 1} of {s.requests} requests in lockstep")
-        writer = 1e6 * (_writer_seconds() - before) / s.requests
+            say(f"recording: {number + 1} of {requests} requests in lockstep")
+        writer = 1e6 * (_writer_seconds() - before) / requests
         with timed_notes() as notes:
-            for number in range(s.requests):
+            for number in range(requests):
                 swap()
                 for side in by_turns():
                     side.whole(f"whole {number}")
@@ -136,8 +135,8 @@ def measure(lm: "LM", s: TraceBenchSection, say: Say) -> list[dict[str, Any]]:
         "whole requests, by the clock": _compared(off.request, on.request),
     }
     begin = rows["beginning a request"]
-    request = s.gen_length * rows["a step, CPU of its thread"]["off"] + begin["off"]
-    waits = s.gen_length * note + begin["more"]
+    request = length * rows["a step, CPU of its thread"]["off"] + begin["off"]
+    waits = length * note + begin["more"]
     for what, more in (
         ("what the engine waits for, of a request", waits),
         ("all added up, of a request", waits + writer),
