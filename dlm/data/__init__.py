@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "config": ["DataConfig", "TokenizerConfig"],
         "loader": ["BatchLoader", "SampleStream"],
-        "shards": ["prepare"],
+        "preparing": ["prepare"],
         "source": ["build_stream"],
         "tokenizer": ["Tokenizer", "load_tokenizer"],
         "tokenizer_training": ["train_tokenizer"],

@@ -8,7 +8,7 @@ from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 import numpy as np
 import torch
 
-from dlm.data.packing import Sample
+from dlm.data.samples import Sample
 from dlm.errors import UserError
 
 

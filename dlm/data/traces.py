@@ -14,7 +14,8 @@ from dlm.data.split import Split
 from dlm.data.table import TokenTable
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
-from dlm.trace.trace import GIVEN, REDACTED, REPLACE, Trace
+from dlm.trace.events import GIVEN, REDACTED, REPLACE
+from dlm.trace.trace import Trace
 
 PATTERNS = ("*.db", "*.parquet", "*.jsonl")
 

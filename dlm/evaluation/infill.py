@@ -115,7 +115,7 @@ def evaluate_infill(
     tick: Tick | None = None,
 ) -> InfillResult:
     """Fill each task's line with `dlm.infill` and judge the answers."""
-    from dlm.models.lm import require_lm
+    from dlm.models.required import require_lm
 
     require_lm(lm, "evaluate_infill()")
     if not tasks:

@@ -131,7 +131,7 @@ def evaluate_sudoku(
     tick: Tick | None = None,
 ) -> SudokuResult:
     """Solve every puzzle with `dlm.infill` and check each answer against the rules and the givens."""
-    from dlm.models.lm import require_lm
+    from dlm.models.required import require_lm
 
     require_lm(lm, "evaluate_sudoku()")
     if not is_sudoku_model(lm):

@@ -16,9 +16,10 @@ import numpy as np
 
 from dlm.errors import UserError
 from dlm.trace.codec import digest
+from dlm.trace.events import GIVEN, NEVER
 from dlm.trace.facts import facts
 from dlm.trace.times import when
-from dlm.trace.trace import GIVEN, NEVER, Trace
+from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pyarrow as pa

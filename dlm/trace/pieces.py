@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 
 from dlm.errors import UserError
-from dlm.trace.trace import REDACTED
+from dlm.trace.events import REDACTED
 
 if TYPE_CHECKING:
     from jaxtyping import UInt32

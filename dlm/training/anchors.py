@@ -21,7 +21,7 @@ from dlm.atomic import replacing, write_text
 from dlm.data.loader import BatchLoader
 from dlm.data.source import build_stream
 from dlm.errors import UserError
-from dlm.models.loading import DTYPES, pick_device
+from dlm.models.device import DTYPES, pick_device
 from dlm.models.settings import read_json
 from dlm.training.config import TrainConfig
 from dlm.training.start import starting_point

@@ -8,9 +8,10 @@ import torch
 from dlm.data.tokenizer import Tokenizer, load_tokenizer
 from dlm.errors import UserError
 from dlm.models.converting import convert
+from dlm.models.device import require_room
 from dlm.models.finding import find_tokenizer
 from dlm.models.lm import LM
-from dlm.models.loading import load, require_room
+from dlm.models.loading import load
 from dlm.models.transformer import Transformer
 from dlm.training.config import TEXT_TOKENIZER, TrainConfig
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlm.data.documents import Document
-from dlm.data.packing import FixedPacker, RowPacker
+from dlm.data.samples import FixedPacker, RowPacker
 from dlm.data.table import TableStream, TokenTable, mix
 from dlm.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Documents into sequences of one length, with nothing lost between them. Knows no files and no tokenizer."""
+"""Documents into sequences of one length, with nothing lost between them."""
 
 from typing import Any, NotRequired, TypedDict
 

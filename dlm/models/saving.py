@@ -1,42 +1,35 @@
-"""Checkpoints written in the hub's layout, whole or not at all."""
+"""`dlm.save`: a model's folder in the hub's layout, written whole or not at all."""
 
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 
 from dlm.errors import UserError
 from dlm.models import adapters
 from dlm.models.config import ModelConfig
+from dlm.models.device import DTYPES
 from dlm.models.families import FAMILIES, config_from_hub, config_to_hub, family_of
-from dlm.models.layout import HubTensor, hub_layout
-from dlm.models.lm import LM, require_lm
-from dlm.models.loading import DTYPES, INDEX, WEIGHTS
+from dlm.models.folder import replacing
 from dlm.models.portable import AUTO_MAP, hub_code, local_code, write_code
 from dlm.models.quantise import is_quantised
+from dlm.models.required import require_lm
 from dlm.models.settings import read_json
+from dlm.models.weights import write_weights
 
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "tokenizer_config.json")
-BESIDE = ("README.md", "LICENSE", "special_tokens_map.json", "chat_template.jinja")
-"""What may lie in a new checkpoint's folder already, besides a tokenizer."""
+if TYPE_CHECKING:
+    from dlm.models.lm import LM
+
 NATIVE = ("qwen2", "qwen3", "llama")
 """Families that transformers has itself."""
-READ_FIRST = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
-"""Tokenizer files that would be read in place of what `Tokenizer.save` writes."""
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
 
 
 def save(
-    lm: LM,
+    lm: "LM",
     folder: str | Path,
     family: str | None = None,
     *,
@@ -72,63 +65,27 @@ def save(
                 f"family = {family!r}: model {lm.name!r} has adapters that are not merged; load it with merge=True, or leave "
                 "family out to save the adapters alone"
             )
-        return adapters.save(lm, folder, dtype=dtype or "float32", overwrite=overwrite)
+        return _save_adapters(lm, folder, dtype or "float32", overwrite)
     if is_quantised(lm.network):
         raise UserError(f"model {lm.name!r} is quantised, which no family's layout can say: save it before that")
     config = portable(lm.config) if family is None else belonging(lm.config, family)
     with replacing(folder, overwrite) as work:
         write_settings(lm, config, work, kind, code)
-        write_weights(lm, config, work, kind, max_shard_size)
+        write_weights(lm.network, config, work, kind, max_shard_size)
 
 
-def check_folder(folder: Path) -> None:
-    """UserError where a checkpoint cannot or should not be written: it may replace a checkpoint, but not other files."""
-    with _writing(folder):
-        if not folder.is_dir():
-            if folder.exists():
-                raise UserError(f"{folder} is a file: give a folder")
-            return
-        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    others = [name for name in names if name not in (*TOKENIZER, *BESIDE)]
-    if others and "adapter_config.json" not in names and "model_type" not in read_json(folder / "config.json"):
-        raise UserError(
-            f"{folder} holds {others[0]!r} and is no checkpoint: give a new folder, or overwrite=True (--overwrite) to "
-            "write into this one"
-        )
+def _save_adapters(lm: "LM", folder: Path, dtype: str, overwrite: bool) -> None:
+    """The adapters alone, in peft's format, with config and tokenizer of what they were trained on."""
+    found = adapters.require().get_peft_model_state_dict(lm.network, save_embedding_layers=False)
+    weights = {adapters.OUTER + name: w.detach().to("cpu", DTYPES[dtype]).contiguous() for name, w in found.items()}
+    settings: Any = lm.network.peft_config
+    with replacing(folder, overwrite) as work:
+        write_settings(lm, portable(lm.config), work, lm.dtype)
+        save_file(weights, work / adapters.WEIGHTS)
+        settings["default"].save_pretrained(str(work))
 
 
-@contextmanager
-def replacing(folder: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary folder whose files take their places in `folder` at the end, unless an error ends the block."""
-    if not overwrite:
-        check_folder(folder)
-    with _writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Inside a folder that is there: it may be on another disk than its parent, or its parent read-only.
-        where = folder if folder.is_dir() else folder.parent
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=where))
-        try:
-            yield work
-            _publish(work, folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Read-only folders, full disks and the like, in one line."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        if isinstance(error, OSError) and error.filename in [str(path) for path in folder.parents]:
-            reason += f": {error.filename}"
-        raise UserError(
-            f"{folder} cannot be written ({reason}): give a folder that you may write to, on a disk with room for it"
-        ) from error
-
-
-def write_settings(lm: LM, config: ModelConfig, folder: Path, dtype: torch.dtype, code: bool = False) -> None:
+def write_settings(lm: "LM", config: ModelConfig, folder: Path, dtype: torch.dtype, code: bool = False) -> None:
     """Everything but the weights."""
     settings = hub_settings(lm, config, dtype)
     if code and config.model_type == "dlm":
@@ -187,7 +144,7 @@ def belonging(config: ModelConfig, family: str) -> ModelConfig:
     return asked
 
 
-def hub_settings(lm: LM, config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
+def hub_settings(lm: "LM", config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     """config.json: our settings over the keys of the original that we have no use for."""
     kept = lm.settings if lm.settings and family_of(lm.settings) == config.model_type else {}
     hub = {**kept, **config_to_hub(config)}
@@ -205,76 +162,10 @@ def hub_settings(lm: LM, config: ModelConfig, dtype: torch.dtype) -> dict[str, A
     return {**hub, "torch_dtype": str(dtype).removeprefix("torch.")}
 
 
-def write_weights(lm: LM, config: ModelConfig, folder: Path, dtype: torch.dtype, max_shard_size: int) -> None:
-    """model.safetensors, or shards with an index; one shard at a time in memory beside the network."""
-    ours = lm.network.state_dict()
-    layout = hub_layout(FAMILIES[config.model_type].names[0], {name: tuple(p.shape) for name, p in ours.items()})
-    kinds = {hub: _kind(tensor, dtype) for hub, tensor in layout.items()}
-    sizes = {hub: kinds[hub].itemsize * torch.Size(tensor.shape).numel() for hub, tensor in layout.items()}
-    shards: list[list[str]] = [[]]
-    room = max_shard_size
-    for hub, size in sizes.items():
-        if size > room and shards[-1]:
-            shards.append([])
-            room = max_shard_size
-        shards[-1].append(hub)
-        room -= size
-    names = [
-        WEIGHTS if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))
-    ]
-    for name, hubs in zip(names, shards, strict=True):
-        tensors = {hub: gather(layout[hub], ours, kinds[hub]) for hub in hubs}
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-    if len(shards) > 1:
-        where = {hub: name for name, hubs in zip(names, shards, strict=True) for hub in hubs}
-        _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
-
-
-def gather(tensor: HubTensor, ours: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """One hub tensor from the parts of ours that it holds."""
-    pieces = [ours[p.ours][p.index].narrow(p.axis, p.start, p.length) for p in tensor.parts]
-    whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=tensor.parts[0].axis)
-    return whole.to("cpu", dtype).contiguous()
-
-
-def _kind(tensor: HubTensor, dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if any(p.ours.endswith("router.bias") for p in tensor.parts) else dtype
-
-
-def _generation(lm: LM) -> dict[str, Any]:
+def _generation(lm: "LM") -> dict[str, Any]:
     ids = {key: getattr(lm.config, key, None) for key in IDS}
     return {**{key: value for key, value in ids.items() if value is not None}, **lm.generation}
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _publish(work: Path, folder: Path) -> None:
-    """Sync everything, then rename: the whole folder when it is new, else file by file, config.json last."""
-    files = sorted(work.iterdir(), key=lambda path: (path.name == "config.json", path.suffix == ".json", path.name))
-    for path in files:
-        os.chmod(path, 0o644)  # safetensors writes for its owner alone
-    for path in [*files, work]:
-        _sync(path)
-    if not folder.exists():
-        os.chmod(work, 0o755)
-        os.rename(work, folder)
-    else:
-        stale = {path.name for path in (*folder.glob("model*.safetensors"), *folder.glob(INDEX))}
-        if (work / "tokenizer.json").is_file():
-            stale |= {name for name in READ_FIRST if (folder / name).is_file()}
-        for path in files:
-            os.replace(path, folder / path.name)
-        for name in stale - {path.name for path in files}:
-            (folder / name).unlink()
-        _sync(folder)
-    _sync(folder.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dlm
-from dlm import UserError
-from dlm.models import convert, export, load, portable
+from dlm import UserError, atomic
+from dlm.models import convert, load, portable, saving
 
 from . import tiny
 from .test_converting import letters
@@ -31,9 +31,9 @@ def test_code_goes_along_with_dlm_folders_only(tmp_path: Path) -> None:
     tiny.model("dlm").save(tmp_path / "bare")
     assert names(tmp_path / "bare") == PLAIN
     assert "auto_map" not in json.loads((tmp_path / "bare" / "config.json").read_text())
-    assert "AutoModelForCausalLM.from_pretrained(" in export.readers(tmp_path / "qwen3")
-    assert "trust_remote_code=True)" in export.readers(tmp_path / "dlm")
-    assert "--family dlm brings code along" in export.readers(tmp_path / "llada")
+    assert "AutoModelForCausalLM.from_pretrained(" in saving.readers(tmp_path / "qwen3")
+    assert "trust_remote_code=True)" in saving.readers(tmp_path / "dlm")
+    assert "--family dlm brings code along" in saving.readers(tmp_path / "llada")
 
 
 def test_saved_without_code_from_a_folder_with_code_names_no_code_that_is_not_there(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_published_code_stays_on_the_hub_or_goes_along_from_the_folder(tmp_path:
     (tmp_path / "a" / "config.json").write_text(json.dumps({**hub, "auto_map": distant}))
     dlm.save(load(tmp_path / "a", device="cpu"), tmp_path / "b")
     assert json.loads((tmp_path / "b" / "config.json").read_text())["auto_map"] == distant
-    assert export.readers(tmp_path / "b").endswith(
+    assert saving.readers(tmp_path / "b").endswith(
         "trust_remote_code=True), which fetches the family's code from the hub"
     )
     (tmp_path / "a" / "config.json").write_text(json.dumps({**hub, "auto_map": {"AutoModel": "modeling_llada.LLaDA"}}))
@@ -61,7 +61,7 @@ def test_published_code_stays_on_the_hub_or_goes_along_from_the_folder(tmp_path:
     (tmp_path / "a" / "secret.py").symlink_to("/etc/passwd")
     dlm.save(load(tmp_path / "a", device="cpu"), tmp_path / "c")
     assert names(tmp_path / "c") == PLAIN | {"modeling_llada.py", "configuration_llada.py"}
-    assert export.readers(tmp_path / "c").endswith("trust_remote_code=True)")
+    assert saving.readers(tmp_path / "c").endswith("trust_remote_code=True)")
 
 
 def test_what_is_left_of_an_earlier_tokenizer_is_not_read_in_place_of_the_new_one(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     def refused(*_: object, **__: object) -> str:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(export.tempfile, "mkdtemp", refused)
+    monkeypatch.setattr(atomic.tempfile, "mkdtemp", refused)
     with pytest.raises(UserError, match=r"m cannot be written \(Permission denied\)"):
         dlm.save(lm, tmp_path / "m")
 
