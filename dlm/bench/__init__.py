@@ -2,11 +2,4 @@
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "answers": ["GRADERS", "Grade", "grade"],
-        "config": ["BenchConfig"],
-        "questions": ["Question", "load_questions"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={"config": ["BenchConfig"]})

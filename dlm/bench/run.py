@@ -46,9 +46,9 @@ def measure(config: BenchConfig, section: str, say: Say) -> Finding:
 
 @cache
 def _lm(name: str, **placed: Any) -> "LM":
-    import dlm
+    from dlm.models.loading import load
 
-    return dlm.load(name, **placed)
+    return load(name, **placed)
 
 
 def _infer(config: BenchConfig, say: Say) -> Finding:

@@ -11,7 +11,7 @@ from dlm.bench import quality, tokenizer, train
 from dlm.bench.config import BenchConfig, QualitySection
 from dlm.bench.quality import VARIANTS, ways
 from dlm.bench.run import SECTIONS, SUBCOMMANDS, wanted
-from dlm.bench.tasks import Lines, Nats, Sudoku, Written, bound_of, fresh, options_of
+from dlm.bench.trials import Lines, Nats, Sudoku, Written, bound_of, fresh, options_of
 from dlm.diffusion.unmask import RULES
 from dlm.errors import UserError
 from dlm.evaluation.lines import LineTask
@@ -147,7 +147,7 @@ def test_quality_on_sudoku():
 
 @pytest.mark.slow
 def test_quality_on_lines(python_files, monkeypatch):
-    monkeypatch.setattr("dlm.load", lambda name, **where: text_lm())
+    monkeypatch.setattr("dlm.bench.quality.load", lambda name, **where: text_lm())
     section = {"models": ("pico",), "lines": 2, "context": 24, "gen_length": 4, "block_length": 2, "draws": 1}
     section |= {"rules": ("threshold",), "caches": ("dual",), "strategies": ("block", "multi_block")}
     found = quality.measure(config(quality=section), silent)

@@ -108,7 +108,7 @@ def test_every_field_of_a_request_line(command, tmp_path, capsys):
 def test_every_kind_of_question(line, tmp_path, capsys):
     rows = tmp_path / "q.jsonl"
     rows.write_text(line)
-    from dlm.bench.questions import load_questions
+    from dlm.evaluation.questions import load_questions
     from dlm.errors import UserError
 
     with pytest.raises(UserError, match=r"q\.jsonl:1: "):

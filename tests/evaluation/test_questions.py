@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from dlm.bench.answers import GRADERS
-from dlm.bench.questions import PROMPTS, load_questions, sources
 from dlm.errors import UserError
 from dlm.evaluation.lines import LineTask
+from dlm.evaluation.questions import load_questions, prompt_of, sources
 
 ROWS = [
     {"question": "1+1?", "answer": "2", "choices": "", "source": "gsm8k"},
@@ -44,10 +43,9 @@ def test_source_skip_and_limit(tmp_path):
 
 def test_prompts_ask_for_what_is_graded(tmp_path):
     found = load_questions(written(tmp_path, *ROWS))
-    assert found[0].prompt.startswith("1+1?\n\n") and "\\boxed{}" in found[0].prompt
-    assert "A. red\nB. green" in found[1].prompt
-    assert found[5].prompt == "Anything"
-    assert PROMPTS.keys() <= GRADERS.keys()
+    assert prompt_of(found[0]).startswith("1+1?\n\n") and "\\boxed{}" in prompt_of(found[0])
+    assert "A. red\nB. green" in prompt_of(found[1])
+    assert prompt_of(found[5]) == "Anything"
 
 
 @pytest.mark.parametrize(
@@ -95,16 +93,18 @@ def test_mistakes_in_what_is_asked_for(tmp_path):
     with pytest.raises(UserError, match="not a text file"):
         load_questions(tmp_path / "b")
     with pytest.raises(UserError, match='has the source "line" only'):
-        load_questions("stdlib", source="gsm8k")
+        load_questions("line", source="gsm8k")
+    with pytest.raises(UserError, match='dataset = "mmlu": has no questions of its own: give a JSONL file'):
+        load_questions("mmlu")
 
 
 def test_the_built_in_set_needs_no_file(monkeypatch):
     tasks = [LineTask(name=f"f.py:{n}", prefix="x" * 5000, line=f"line {n}", suffix="") for n in range(30)]
     monkeypatch.setattr("dlm.evaluation.lines.heldout_lines", lambda data, count, seed: tasks[:count])
-    found = load_questions("stdlib", skip=1, limit=2)
+    found = load_questions("line", skip=1, limit=2)
     assert [(q.answer, q.source, q.where) for q in found] == [
-        ("line 1", "line", "stdlib:f.py:1"),
-        ("line 2", "line", "stdlib:f.py:2"),
+        ("line 1", "line", "f.py:1"),
+        ("line 2", "line", "f.py:2"),
     ]
-    assert found[0].prompt == "x" * 1200
-    assert len(load_questions("stdlib")) == 20
+    assert prompt_of(found[0]) == "x" * 1200
+    assert len(load_questions("line")) == 20

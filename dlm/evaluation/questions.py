@@ -1,49 +1,32 @@
-"""Questions to put to a model: JSON lines of `question, answer, choices, source`, or held-out lines of Python.
-
-Knows no model and grades nothing; what a source asks for, and how, is in PROMPTS.
-"""
+"""Questions to put to a model, from a task or from JSON lines of `question, answer, choices, source`; and their grades."""
 
 import ast
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlm.bench.answers import GRADERS, choice_of, letter
 from dlm.config import nearest
 from dlm.errors import UserError
-
-STDLIB = "stdlib"
-"""The built-in set: lines of the standard library that no bundled model was trained on, to be written after what precedes them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """One row of a dataset. An empty `answer` is timed but not graded."""
-
-    question: str
-    answer: str = ""
-    choices: tuple[str, ...] = ()
-    source: str = ""
-    where: str = "question"
-    """The file and line it came from, for messages."""
-
-    @property
-    def prompt(self) -> str:
-        """What the model is asked, before any chat template."""
-        return PROMPTS.get(self.source, _plain)(self)
+from dlm.evaluation.task import Grade, Question
+from dlm.evaluation.tasks import TASKS
 
 
 def load_questions(
     dataset: str | Path, *, source: str | None = None, skip: int = 0, limit: int | None = None, seed: int = 0
 ) -> list[Question]:
-    """Rows of `dataset`, a JSONL file or "stdlib": those of `source`, without the first `skip`, `limit` at most."""
-    if str(dataset) == STDLIB and not Path(dataset).exists():
-        if source not in (None, "line"):
-            raise UserError(f'source = "{source}": the built-in dataset "{STDLIB}" has the source "line" only')
-        return _stdlib(skip, limit, seed)
+    """Rows of `dataset`: those of `source`, without the first `skip`, `limit` at most.
+
+    `dataset` is a JSONL file, or the name of a task that has questions of its own (20 of them without a `limit`).
+    """
+    if str(dataset) in TASKS and not Path(dataset).exists():
+        if source not in (None, dataset):
+            raise UserError(f'source = "{source}": the dataset "{dataset}" has the source "{dataset}" only')
+        try:
+            return list(TASKS[str(dataset)].questions(skip + (20 if limit is None else limit), seed))[skip:]
+        except UserError as error:
+            raise UserError(f'dataset = "{dataset}": {error}') from None
     found: list[Question] = []
     met: Counter[str] = Counter()
     for number, line in _lines(Path(dataset)):
@@ -74,7 +57,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         why = getattr(error, "strerror", None) or error
         raise UserError(
-            f'{path}: cannot be read as a dataset: {why} (give a JSONL file, or "{STDLIB}", the built-in one)'
+            f'{path}: cannot be read as a dataset: {why} (give a JSONL file, or "line", the built-in one)'
         ) from None
 
 
@@ -96,25 +79,35 @@ def _question(line: str, where: str) -> Question:
         raise UserError(f"{where}: `question` {what}; the row has {', '.join(map(str, row)) or 'no keys'}")
     source = row.get("source") or ""
     if not isinstance(source, str):
-        raise UserError(f"{where}: `source` = {str(source)[:40]!r} must be text, such as {', '.join(GRADERS)}")
+        raise UserError(f"{where}: `source` = {str(source)[:40]!r} must be text, such as {', '.join(TASKS)}")
     answer = row.get("answer")
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float, type(None))):
         raise UserError(f"{where}: `answer` = {str(answer)[:40]!r} must be text or a number")
     answer = "" if answer is None else str(answer).strip()
-    if answer and source not in GRADERS:
+    if answer and source not in TASKS:
         raise UserError(
-            f"{where}: `source` = {source!r} cannot be graded{nearest(source, GRADERS)} "
-            f"(known sources: {', '.join(GRADERS)}; leave `answer` empty to measure speed alone)"
+            f"{where}: `source` = {source!r} cannot be graded{nearest(source, TASKS)} "
+            f"(known sources: {', '.join(TASKS)}; leave `answer` empty to measure speed alone)"
         )
     choices = _choices(row.get("choices"), where)
-    if answer and source == "mmlu":
-        if not choices:
-            raise UserError(f"{where}: `choices` is empty; source mmlu needs the list of answers to choose from")
-        if choice_of(answer, choices, numbered=True) is None:
-            raise UserError(
-                f"{where}: `answer` = {answer!r} is none of the {len(choices)} choices (number, letter or text)"
-            )
-    return Question(question=question, answer=answer, choices=choices, source=source, where=where)
+    found = Question(question=question, answer=answer, choices=choices, source=source, where=where)
+    if answer:
+        try:
+            TASKS[source].check(found)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    return found
+
+
+def prompt_of(question: Question) -> str:
+    """What the model is asked, before any chat template; the question as it is where its source is no task."""
+    task = TASKS.get(question.source)
+    return question.question if task is None else task.prompt(question)
+
+
+def grade(text: str, question: Question) -> Grade | None:
+    """The verdict on what a model wrote; None where the question has no answer."""
+    return TASKS[question.source].grade(text, question) if question.answer else None
 
 
 def _choices(value: Any, where: str) -> tuple[str, ...]:
@@ -132,48 +125,6 @@ def _choices(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(entry, (str, int, float)) for entry in value):
         raise UserError(f"{where}: `choices` = {str(value)[:40]!r} is no list of texts")
     return tuple(str(entry) for entry in value)
-
-
-def _stdlib(skip: int, limit: int | None, seed: int) -> list[Question]:
-    from dlm.evaluation.about import STDLIB as DATA
-    from dlm.evaluation.lines import heldout_lines
-
-    tasks = heldout_lines(DATA, skip + (20 if limit is None else limit), seed)[skip:]
-    return [
-        Question(question=task.prefix[-CONTEXT:], answer=task.line, source="line", where=f"{STDLIB}:{task.name}")
-        for task in tasks
-    ]
-
-
-CONTEXT = 1200  # characters of a file before the line
-
-
-def _plain(question: Question) -> str:
-    return question.question
-
-
-def _boxed(question: Question) -> str:
-    return f"{question.question}\n\nReason step by step, and give the final answer as \\boxed{{}}."
-
-
-def _choice(question: Question) -> str:
-    listed = "\n".join(f"{letter(i)}. {choice}" for i, choice in enumerate(question.choices))
-    return f"{question.question}\n\n{listed}\n\nGive the letter of the right choice as \\boxed{{}}."
-
-
-def _short(question: Question) -> str:
-    return f"{question.question}\n\nAnswer in a few words, given as \\boxed{{}}."
-
-
-PROMPTS: dict[str, Callable[[Question], str]] = {
-    "gsm8k": _boxed,
-    "math": _boxed,
-    "math500": _boxed,
-    "mmlu": _choice,
-    "hotpotqa": _short,
-    "longbench_hotpotqa": _short,
-}
-"""Sources that are asked for a form; any other question stands as it is written."""
 
 
 def sources(questions: Sequence[Question]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Tasks whose answers can be judged without a person: Sudoku, Python lines filled in, Python written on. Decodes nothing."""
+"""What `quality` has models do, and how well it was done: Sudoku, Python lines filled in, Python written on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Nats:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How good the answers were, as far as the task can tell."""
+    """How good the answers were, as far as the trial can tell."""
 
     right: Rate | None = None
     """Grids solved, or lines that came back exactly."""
@@ -50,7 +50,7 @@ class Verdict:
     """Share of pairs of neighbouring tokens that have not been in the same answer before."""
 
 
-class Task(Protocol):
+class Trial(Protocol):
     """Prompts, how many tokens their answers have and in what blocks, and a judge."""
 
     name: str
@@ -172,7 +172,7 @@ class Written:
         return Verdict(nats=bound_of(self.lm, texts, written, self.s), fresh=fresh(answers))
 
 
-TASKS: dict[str, tuple[type[Sudoku] | type[Lines] | type[Written], ...]] = {
+TRIALS: dict[str, tuple[type[Sudoku] | type[Lines] | type[Written], ...]] = {
     "sudoku": (Sudoku,),
     "pico": (Lines, Written),
 }
@@ -211,15 +211,15 @@ def fresh(answers: Sequence[Sequence[int]]) -> float | None:
     return sum(len(set(pairwise(a))) for a in answers) / total if total else None
 
 
-def options_of(task: Task, strategy: str, rule: str, variant: dict[str, Any]) -> list[dict[str, Any]]:
+def options_of(trial: Trial, strategy: str, rule: str, variant: dict[str, Any]) -> list[dict[str, Any]]:
     """What the engine is told with each prompt; `tokens_per_step` of a variant becomes the steps of that prompt."""
     variant = dict(variant)
     pace = variant.pop("tokens_per_step", 1)
     told = []
-    for number in range(len(task.prompts)):
-        masks = task.masks(number)
-        size = masks if strategy == "whole" else min(task.block_length, masks)
+    for number in range(len(trial.prompts)):
+        masks = trial.masks(number)
+        size = masks if strategy == "whole" else min(trial.block_length, masks)
         settings = {"rule": rule, "block_length": size, "steps": -(-size // pace) * -(-masks // size), **variant}
         settings["strategy"] = "multi_block" if strategy == "multi_block" else "block"
-        told.append(settings | ({"infill": True} if task.infill else {"gen_length": masks}))
+        told.append(settings | ({"infill": True} if trial.infill else {"gen_length": masks}))
     return told

@@ -2,7 +2,11 @@
 
 import pytest
 
-from dlm.bench.answers import GRADERS, Grade, choice_of, f1, grade, normalise
+from dlm.evaluation.questions import grade
+from dlm.evaluation.task import Grade, Question
+from dlm.evaluation.tasks import TASKS
+from dlm.evaluation.tasks.mmlu import choice_of
+from dlm.evaluation.words import f1, normalise
 
 GSM8K = [
     ("She has 40 + 105 = 145 points.\n#### 145", "145", True),
@@ -206,30 +210,34 @@ HOTPOT = [
 ]
 
 
+def graded(text: str, gold: str, source: str, choices=()) -> Grade:
+    return grade(text, Question(question="?", answer=gold, source=source, choices=tuple(choices)))
+
+
 @pytest.mark.parametrize(("text", "gold", "verdict"), GSM8K)
 def test_gsm8k(text, gold, verdict):
-    assert grade(text, gold, "gsm8k").correct is verdict
+    assert graded(text, gold, "gsm8k").correct is verdict
 
 
 @pytest.mark.parametrize(("text", "gold", "verdict"), MATH)
 def test_math(text, gold, verdict):
-    assert grade(text, gold, "math500").correct is verdict
+    assert graded(text, gold, "math500").correct is verdict
 
 
 @pytest.mark.parametrize(("text", "gold", "choices", "verdict"), MMLU)
 def test_mmlu(text, gold, choices, verdict):
-    assert grade(text, gold, "mmlu", choices).correct is verdict
+    assert graded(text, gold, "mmlu", choices).correct is verdict
 
 
 @pytest.mark.parametrize(("text", "gold", "verdict", "score"), HOTPOT)
 def test_hotpotqa(text, gold, verdict, score):
-    found = grade(text, gold, "longbench_hotpotqa")
+    found = graded(text, gold, "longbench_hotpotqa")
     assert (found.correct, found.score) == (verdict, pytest.approx(score))
 
 
 def test_a_line_of_code():
-    assert grade("  return x  \n\nmore", "return x", "line") == Grade(True, 1.0, "return x")
-    assert not grade("return y", "return x", "line").correct
+    assert graded("  return x  \n\nmore", "return x", "line") == Grade(True, 1.0, "return x")
+    assert not graded("return y", "return x", "line").correct
 
 
 def test_squad_normalisation_and_f1():
@@ -256,9 +264,9 @@ def test_every_grader_survives_noise():
         "_",
         "\\",
     ]
-    for grader in GRADERS.values():
+    for name in TASKS:
         for text in noise:
-            assert not grader(text, "7", ("a", "b", "c", "d", "e", "f", "g", "h")).correct
+            assert not graded(text, "7", name, "abcdefgh").correct
 
 
 def test_choices_of_datasets_are_numbered():
