@@ -70,7 +70,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _one(name: str, options: argparse.Namespace) -> None:
-    from dlm.models.loading import find
+    from dlm.models.finding import find
 
     file = options.output / f"models-{name}.json"
     folder = find(options.model or name)

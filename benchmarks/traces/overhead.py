@@ -66,21 +66,21 @@ class Side:
 @contextmanager
 def timed_notes() -> Iterator[list[int]]:
     """The nanoseconds of every call of an engine that tells a recorder of a step."""
-    from dlm.inference import engine
+    from dlm.inference import batch
 
     took: list[int] = []
-    told = engine.note
+    told = batch.note
 
     def note(*what: Any) -> None:
         started = time.perf_counter_ns()
         told(*what)
         took.append(time.perf_counter_ns() - started)
 
-    engine.note = note
+    batch.note = note
     try:
         yield took
     finally:
-        engine.note = told
+        batch.note = told
 
 
 def measure(lm: "LM", requests: int, length: int, say: Say) -> list[dict[str, Any]]:
