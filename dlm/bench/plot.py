@@ -1,4 +1,4 @@
-"""Quality against tokens a forward pass, drawn: a row a measure of quality, a column a strategy. Knows no measurement."""
+"""Quality against tokens a forward pass, drawn: a row a measure of quality, a column a strategy."""
 
 from collections.abc import Iterable, Sequence
 from itertools import product

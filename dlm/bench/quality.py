@@ -11,7 +11,7 @@ from dlm.bench.infer import MakeEngine, engine_of
 from dlm.bench.load import Together, serve
 from dlm.bench.trials import TRIALS, Trial, Verdict, options_of
 from dlm.errors import UserError
-from dlm.evaluation.decoding import SCHEDULED
+from dlm.evaluation.filling import SCHEDULED
 from dlm.models.loading import load
 
 if TYPE_CHECKING:

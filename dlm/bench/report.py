@@ -1,4 +1,4 @@
-"""Findings made visible: tables on the screen or in Markdown, one JSON file, one plot. Knows no measurement."""
+"""Results made visible: tables on the screen or in Markdown, one JSON file, one plot."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Data: corpora, tokenizers, packing, resumable streams. Knows nothing of models; importing it imports nothing heavy."""
+"""Data: corpora, tokenizers, packing, resumable streams. Importing it costs nothing."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Batches of a stream for one rank, and the exact position to go on from. Knows nothing of where samples come from."""
+"""Batches of a stream for one rank, and the exact position to go on from."""
 
 import queue
 import threading

@@ -1,4 +1,4 @@
-"""Which source a config names, and the stream of samples it becomes. Knows no format itself."""
+"""Which source a config names, and the stream of samples it becomes."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Hugging Face `datasets`: rows of a hub or local dataset, and a stream of them that resumes exactly. Knows no packing rule."""
+"""Hugging Face `datasets`: rows of a hub or local dataset, and a stream of them that resumes exactly."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Learning a byte-level BPE from documents, and writing it as a folder. Knows nothing of models."""
+"""Learning a byte-level BPE from documents, and writing it as a folder."""
 
 import json
 import subprocess

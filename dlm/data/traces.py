@@ -1,4 +1,4 @@
-"""Traces as training data: what decoders wrote, and when they committed each token. Knows no model and no decoding."""
+"""Traces as training data: what decoders wrote, and when they committed each token."""
 
 from collections.abc import Iterator
 from pathlib import Path

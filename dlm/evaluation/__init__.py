@@ -8,7 +8,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "asking": ["Answers", "evaluate"],
         "bound": ["BoundResult", "measure_bound"],
         "card": ["Run", "render_card"],
-        "decoding": ["Decoding", "decode"],
+        "filling": ["Filling", "fill"],
         "infill": ["InfillResult", "evaluate_infill"],
         "lines": ["LineTask", "heldout_lines", "read_tasks"],
         "questions": ["load_questions"],

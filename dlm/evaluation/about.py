@@ -1,4 +1,4 @@
-"""What the cards of models trained on Sudoku and on Python say in words. Knows no figure of any model."""
+"""What the cards of models trained on Sudoku and on Python say in words."""
 
 from collections.abc import Callable
 

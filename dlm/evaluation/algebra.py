@@ -63,7 +63,7 @@ def spelled(text: str) -> str:
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: "^{" + found[0].translate(HIGH) + "}", text)
     text = re.sub("[¼½¾⅓⅔⅕⅛]", lambda found: " " + unicodedata.normalize("NFKC", found[0]), text)
     text = unicodedata.normalize("NFKC", text).translate(LETTERS).strip()
-    return THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    return THOUSANDS.sub(lambda found: found[0].replace(",", ""), re.sub(r",\s*\\!\s*", ",", text))
 
 
 def _squeezed(text: str) -> str:

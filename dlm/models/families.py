@@ -1,4 +1,4 @@
-"""The checkpoint families: how each spells its configuration and its weights. Knows neither files nor torch."""
+"""The checkpoint families: how each spells its configuration and its weights."""
 
 import reprlib
 from collections.abc import Callable, Mapping

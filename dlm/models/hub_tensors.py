@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint is which of ours, both ways, as data. Knows neither files nor torch."""
+"""Which tensor of a checkpoint is which of ours, both ways, as data."""
 
 import re
 from collections import defaultdict

@@ -30,7 +30,9 @@ class Given:
         return True
 
     def decision(self, seq: Sequence, proposed: Decision) -> Decision:
-        return replace(proposed, token=self.canvas[seq.canvas.columns])  # nothing is committed in a gap, wherever it points
+        return replace(
+            proposed, token=self.canvas[seq.canvas.columns]
+        )  # nothing is committed in a gap, wherever it points
 
 
 @dataclass(frozen=True)

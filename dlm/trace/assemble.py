@@ -1,4 +1,4 @@
-"""Traces out of what a sampler has at hand: events, a step map, or all its canvases. Knows neither files nor models."""
+"""Traces out of what a sampler has at hand: events, a step map, or all its canvases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces taken in from elsewhere: our own Parquet, and d3LLM-style JSON lines. Knows no model."""
+"""Traces taken in from elsewhere: our own Parquet, and d3LLM-style JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tokens look like: the bytes of each id of a tokenizer. Knows neither models nor the `tokenizers` library."""
+"""What tokens look like: the bytes of each id of a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces without their prompts. Knows neither stores nor models."""
+"""Traces without their prompts."""
 
 from dataclasses import replace
 from hashlib import blake2b

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlm.data.config import DataConfig
-from dlm.evaluation.decoding import Decoding
+from dlm.evaluation.filling import Filling
 from tests.evaluation.knowing import SHAPE
 from tests.evaluation.test_card import run_folder
 
@@ -36,10 +36,10 @@ def test_sudoku_to_card(
     models: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        models.sudoku, "MAIN", (Decoding(rule="low_confidence", tokens_per_step=81, name="all at once"),)
+        models.sudoku, "MAIN", (Filling(rule="low_confidence", tokens_per_step=81, name="all at once"),)
     )
     monkeypatch.setattr(
-        models.sudoku, "SWEEP", (Decoding(rule="margin", tokens_per_step=9), Decoding(rule="random", tokens_per_step=9))
+        models.sudoku, "SWEEP", (Filling(rule="margin", tokens_per_step=9), Filling(rule="random", tokens_per_step=9))
     )
     folder = saved(tmp_path / "model", "sudoku")
     run = run_folder(tmp_path / "run", {})

@@ -1,23 +1,23 @@
 import pytest
 
 from dlm.errors import UserError
-from dlm.evaluation.decoding import Decoding, decode
+from dlm.evaluation.filling import Filling, fill
 from tests.evaluation.knowing import text_lm
 from tests.inference.tiny import MASK
 
 
 def test_labels_and_steps() -> None:
-    assert Decoding(rule="margin").label == "margin 1/step"
-    assert Decoding(rule="threshold", options={"threshold": 0.9}).label == "threshold threshold=0.9"
-    assert Decoding(rule="margin", name="mine").label == "mine"
-    assert [Decoding(rule="margin", tokens_per_step=4).steps(n) for n in (1, 4, 5, 55)] == [1, 1, 2, 14]
+    assert Filling(rule="margin").label == "margin 1/step"
+    assert Filling(rule="threshold", options={"threshold": 0.9}).label == "threshold threshold=0.9"
+    assert Filling(rule="margin", name="mine").label == "mine"
+    assert [Filling(rule="margin", tokens_per_step=4).steps(n) for n in (1, 4, 5, 55)] == [1, 1, 2, 14]
 
 
 def test_only_scheduled_rules_take_a_number_of_tokens() -> None:
     with pytest.raises(UserError, match=r"tokens_per_step = 2 with rule 'threshold'.*low_confidence"):
-        Decoding(rule="threshold", tokens_per_step=2)
+        Filling(rule="threshold", tokens_per_step=2)
     with pytest.raises(UserError, match="at least one token"):
-        Decoding(rule="margin", tokens_per_step=0)
+        Filling(rule="margin", tokens_per_step=0)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
@@ -28,8 +28,8 @@ def test_results_keep_their_order_and_the_steps_their_size(tokens: int, batch_si
     masks = [5, 1, 4, 2, 6, 3]
     canvases = [[MASK] * n + text[n:] for n, text in zip(masks, texts, strict=True)]
     done: list[int] = []
-    decoding = Decoding(rule="margin", tokens_per_step=tokens)
-    found = decode(text_lm(texts), canvases, decoding, batch_size=batch_size, tick=done.append)
+    decoding = Filling(rule="margin", tokens_per_step=tokens)
+    found = fill(text_lm(texts), canvases, decoding, batch_size=batch_size, tick=done.append)
     assert [g.tokens for g in found] == [text[:n] for n, text in zip(masks, texts, strict=True)]
     assert [g.nfe for g in found] == [-(-n // tokens) for n in masks]
     assert sum(done) == 6

@@ -1,4 +1,4 @@
-"""One way of filling masks, and batches of canvases filled that way by `dlm.infill`. Knows no task and judges nothing."""
+"""One way of filling masks, and batches of canvases filled that way by `dlm.infill`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Tick = Callable[[int], None]  # canvases just finished
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
+class Filling:
     """A rule with its settings; `tokens_per_step` is for the scheduled rules only."""
 
     rule: str
@@ -50,10 +50,10 @@ class Decoding:
         return max(1, -(-masked // self.tokens_per_step))
 
 
-def decode(
+def fill(
     lm: "LM",
     canvases: Sequence[Sequence[int]],
-    decoding: Decoding,
+    filling: Filling,
     *,
     batch_size: int = 64,
     seed: int = 0,
@@ -67,10 +67,10 @@ def decode(
     from dlm.inference.generation import infill
 
     results: dict[int, Generation] = {}
-    for chosen, steps in _batches(lm.require_mask_id(), canvases, decoding, batch_size):
+    for chosen, steps in _batches(lm.require_mask_id(), canvases, filling, batch_size):
         prompts = [list(canvases[i]) for i in chosen]
         filled = infill(
-            lm, prompts, rule=decoding.rule, steps=steps, seed=seed, batch_size=batch_size, **decoding.options
+            lm, prompts, rule=filling.rule, steps=steps, seed=seed, batch_size=batch_size, **filling.options
         )
         results.update(zip(chosen, filled, strict=True))
         if tick is not None:
@@ -79,7 +79,7 @@ def decode(
 
 
 def _batches(
-    mask_id: int, canvases: Sequence[Sequence[int]], decoding: Decoding, size: int
+    mask_id: int, canvases: Sequence[Sequence[int]], filling: Filling, size: int
 ) -> Iterator[tuple[list[int], int]]:
     """Numbers of canvases to decode together, and their steps.
 
@@ -87,13 +87,13 @@ def _batches(
     only canvases of equal steps go together.
     """
     masks = [list(canvas).count(mask_id) for canvas in canvases]
-    order = sorted(range(len(canvases)), key=lambda i: (decoding.steps(masks[i]), len(canvases[i]), i))
+    order = sorted(range(len(canvases)), key=lambda i: (filling.steps(masks[i]), len(canvases[i]), i))
     start = 0
     while start < len(order):
         end = min(start + size, len(order))
-        steps = decoding.steps(masks[order[end - 1]])
-        if decoding.tokens_per_step > 1:
-            steps = decoding.steps(masks[order[start]])
-            end = next((j for j in range(start, end) if decoding.steps(masks[order[j]]) != steps), end)
+        steps = filling.steps(masks[order[end - 1]])
+        if filling.tokens_per_step > 1:
+            steps = filling.steps(masks[order[start]])
+            end = next((j for j in range(start, end) if filling.steps(masks[order[j]]) != steps), end)
         yield order[start:end], steps
         start = end
