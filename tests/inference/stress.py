@@ -130,7 +130,7 @@ class Stress:
 
                 async def follow(engine=engine, name=name, events=events):
                     async for event in engine.astream_of(name):
-                        events.append(event)  # noqa: PERF401 (what came before a time-out stays)
+                        events.append(event)
 
                 if deed < 0.3:
                     with suppress(TimeoutError):
