@@ -29,7 +29,9 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 def test_greedy_takes_the_highest_and_ties_go_to_the_lower_id():
     logits = torch.tensor([[0.0, 3, 1, 3, 0, 0, 0, 0], [1.0, 1, 1, 1, 1, 1, 1, 1]])
-    assert choose(logits, mask_id=None).token.tolist() == [1, 0]
+    signals = choose(logits, mask_id=None)
+    assert signals.token.tolist() == [1, 0]
+    assert signals.top[1].tolist() == [[1, 3], [0, 1]]
 
 
 @pytest.mark.parametrize("v", [8, 1000, 1024, 4096])

@@ -63,6 +63,29 @@ def block_diffusion(lm: LM, prompt: list[int], gen_length: int, block_length: in
     return canvas[len(prompt) : len(prompt) + gen_length]
 
 
+def credit(lm: LM, prompt: list[int], gen_length: int, block_length: int, threshold: float) -> list[int]:
+    """dInfer's credit decoding (arXiv 2510.08666): favourites of earlier steps are believed sooner."""
+    mask, vocabulary = lm.config.mask_token_id, range(lm.config.vocab_size)
+    canvas = [*prompt, *[mask] * gen_length]
+    for start in range(len(prompt), len(canvas), block_length):
+        block = range(start, start + block_length)
+        earned = {position: np.zeros(len(vocabulary)) for position in block}
+        while any(canvas[position] == mask for position in block):
+            rows, found = logits_of(lm, canvas), []
+            for position in block:
+                if canvas[position] == mask:
+                    favourite = max((t for t in vocabulary if t != mask), key=lambda t, p=position: rows[p][t])
+                    earned[position] *= 0.8
+                    earned[position][favourite] += softmax(rows[position])[favourite] ** 0.2
+                    row = rows[position] + 0.7 * np.log1p(earned[position])
+                    token = max((t for t in vocabulary if t != mask), key=lambda t, row=row: row[t])
+                    found.append((-softmax(row)[token], position, token))
+            for confidence, position, token in found:
+                if -confidence >= threshold or (confidence, position, token) == min(found):
+                    canvas[position] = token
+    return canvas[len(prompt) :]
+
+
 def left_to_right(lm: LM, prompt: list[int], gen_length: int) -> list[int]:
     """Greedy autoregression."""
     canvas = list(prompt)

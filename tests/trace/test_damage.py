@@ -34,7 +34,8 @@ def disordered(tmp_path) -> Iterator[Path]:
     content = path.read_bytes()
     assert content.count(varint(last)) == 1
     at = content.index(varint(last))
-    path.write_bytes(content[: at + 1] + bytes((content[at + 1] ^ 1 << 6,)) + content[at + 2 :])
+    highest = 1 << (content[at] & 127).bit_length() - 1  # set, whatever the time: without it the key is the lowest
+    path.write_bytes(content[:at] + bytes((content[at] ^ highest,)) + content[at + 1 :])
     return path
 
 
