@@ -120,6 +120,19 @@ def test_tables_that_were_changed_are_refused(tmp_path):
         TraceStore(path)
 
 
+def test_an_id_that_is_no_text_any_more_harms_no_other(tmp_path):
+    path = tmp_path / "t.db"
+    with TraceStore(path) as store:
+        for name in ("first", "the-second", "third"):
+            store.put(made(name, 1, 0))
+    content = path.read_bytes()
+    assert content.count(b"the-second") == 2  # in its row, and in the index
+    path.write_bytes(content.replace(b"the-second", b"the-sec\xe5nd"))
+    with TraceStore(path) as store:
+        report = store.fsck()
+        assert report.traces == 2 and len(report.damaged) == 1 and not report.database
+
+
 def test_errors_that_sqlite_words_in_broken_text(tmp_path):
     path = tmp_path / "t.db"
     TraceStore(path).close()
