@@ -283,11 +283,15 @@ def test_a_transaction_that_was_interrupted_takes_no_other_along(path):
 
 
 def test_a_transaction_that_fails_keeps_nobody_waiting(path):
-    with TraceStore(path) as store:
-        fill(store, 0, 3)
-        with pytest.raises(ZeroDivisionError), store.database.transaction():
+    def work(store: TraceStore) -> None:
+        with store.database.transaction():
             store.database.sql.execute("DELETE FROM traces")
             raise ZeroDivisionError
+
+    with TraceStore(path) as store:
+        fill(store, 0, 3)
+        with pytest.raises(ZeroDivisionError):
+            work(store)
         assert not store.database.sql.in_transaction and len(store) == 3
 
 

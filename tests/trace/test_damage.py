@@ -62,6 +62,24 @@ def test_every_walk_through_a_disordered_store_ends(disordered, tmp_path):
         assert digest(store["r7"]) == digest(made("r7", 7, 0))
 
 
+def test_rows_out_of_order_are_noticed_though_the_index_agrees(disordered):
+    with TraceStore(disordered, create=False) as store:
+        last = next(
+            at
+            for (at,) in store.database.query(
+                "SELECT at FROM traces INDEXED BY sqlite_autoindex_traces_1 WHERE id = 'r19'"
+            )
+        )
+    content, there = disordered.read_bytes(), last.to_bytes(6, "big")
+    assert content.count(there) == 1
+    lower = last ^ 1 << last.bit_length() - 1  # as in the row
+    disordered.write_bytes(content.replace(there, lower.to_bytes(6, "big")))
+    with TraceStore(disordered, create=False) as store:
+        for walk in (store.ls, lambda: store.ls(newest=5)):
+            with pytest.raises(UserError, match="the order of its traces is damaged"):
+                walk()
+
+
 def test_what_traces_share_is_checked_too(tmp_path):
     import sqlite3
 
