@@ -41,6 +41,16 @@ def test_prompts_that_begin_alike_share_their_pages():
     assert engine.stats().pages_used == 0
 
 
+def test_a_text_that_goes_on_shares_only_what_was_final():
+    """The last block's keys are those of the masks it had: nobody computed them again when its tokens were known."""
+    for seed in range(3):
+        lm, engine = (made := tiny_lm(seed, spread=0.5, **FAMILIES["sdar"])), dlm.Engine(made, page_size=4)
+        prompt = ids(seed, 8)
+        longer = [*prompt, *engine.generate([prompt], gen_length=8, rule="threshold", threshold=0.0)[0].tokens]
+        expected = dlm.generate(lm, [longer], gen_length=8, cache="none")
+        assert tokens(engine.generate([longer], gen_length=8)) == tokens(expected)
+
+
 @pytest.mark.parametrize("family", ["llada", "sdar"])
 def test_whatever_happens_no_page_is_lost_and_no_token_changes(family):
     lm = tiny_lm(9, spread=0.5, **FAMILIES[family])
