@@ -8,6 +8,7 @@ import torch
 
 import dlm
 from dlm.errors import UserError
+from dlm.inference.pages import PagePool
 
 from .requests import FAMILIES, MASK, RULE, ids, prompts, tokens
 from .tiny import likes, text_lm, tiny_lm
@@ -39,6 +40,18 @@ def test_prompts_that_begin_alike_share_their_pages():
     for name in both:
         engine.cancel(name)
     assert engine.stats().pages_used == 0
+
+
+def test_when_room_is_needed_the_end_of_a_prompt_goes_first():
+    lm = tiny_lm()
+    pool = PagePool(lm.network, 3, 4, lm.device, lm.dtype)
+    pages = pool.allocate(3)
+    assert pages is not None
+    for page, name in zip(pages, (b"a", b"b", b"c"), strict=True):
+        pool.register(page, name)
+    pool.release(pages)
+    assert pool.allocate(1) == pages[2:]
+    assert [pool.find(name) for name in (b"a", b"b", b"c")] == [*pages[:2], None]
 
 
 def test_a_text_that_goes_on_shares_only_what_was_final():
