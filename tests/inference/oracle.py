@@ -113,14 +113,15 @@ def fast_dllm(
         pair = (x[..., : x.shape[-1] // 2] + 1j * x[..., x.shape[-1] // 2 :]) * turn
         return np.concatenate((pair.real, pair.imag), -1)
 
-    def forward(positions: list[int]) -> np.ndarray:
+    def forward(positions: list[int], first: int) -> np.ndarray:
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             asked, keys, values = (x[0].double().numpy() for x in (q, k, v))
             asked, keys = rotated(asked, positions), rotated(keys, positions)
             if len(positions) == len(canvas):
                 cache[layer] = keys, values
             else:
-                cache[layer][0][positions], cache[layer][1][positions] = keys, values
+                own = positions[positions.index(first) :]  # the row before them is read, and keeps the keys it had
+                cache[layer][0][own], cache[layer][1][own] = keys[-len(own) :], values[-len(own) :]
             keys, values = (np.repeat(x, heads // groups, 1) for x in cache[layer])
             score = np.einsum("qhe,khe->hqk", asked, keys) / np.sqrt(keys.shape[-1])
             weight = np.exp(score - score.max(-1, keepdims=True))
@@ -132,19 +133,19 @@ def fast_dllm(
             hidden = network.hidden(ids, torch.tensor([positions]), attend=attend)
             return network.head(hidden)[0].double().numpy()
 
-    forwards, share = 0, steps // (gen_length // block_length)
+    forwards, share, shift = 0, steps // (gen_length // block_length), int(lm.config.shifted_logits)
     for start in range(len(prompt), len(canvas), block_length):
         block = range(start, start + block_length)
         step = 0
         while any(canvas[position] == mask for position in block):
-            later = block if dual else range(start, len(canvas))
+            later = range(start - shift, start + block_length if dual else len(canvas))
             shown = list(later if step else range(len(canvas)))
-            rows = forward(shown)
+            rows = forward(shown, start)
             forwards += 1
             found = []
             for position in block:
                 if canvas[position] == mask:
-                    row = rows[shown.index(position)]
+                    row = rows[shown.index(position - shift)]
                     token = max((t for t in range(len(row)) if t != mask), key=lambda t, row=row: row[t])
                     found.append((-softmax(row)[token], position, token))
             found.sort()

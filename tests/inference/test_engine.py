@@ -190,6 +190,18 @@ def test_multi_block_needs_fewer_forwards_when_the_model_is_sure():
     assert tokens(one) == tokens(single)
 
 
+def test_the_first_open_block_never_stands_still():
+    events: list = []
+    settings = {"gen_length": 16, "block_length": 4, "rule": "threshold", "threshold": 1.0, "on_step": events.append}
+    dlm.generate(tiny_lm(4, spread=0.5), [[1, 2]], strategy="multi_block", block_add=0.0, **settings)
+    masked = set(range(2, 18))
+    for event in events:
+        done, front = set(event.committed[0].nonzero()[:, 0].tolist()), (min(masked) - 2) // 4
+        assert any((position - 2) // 4 == front for position in done)
+        masked -= done
+    assert not masked
+
+
 def test_the_async_front_tells_the_same():
     lm = text_lm()
 
