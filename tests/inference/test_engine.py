@@ -91,7 +91,13 @@ def test_whatever_happens_no_page_is_lost_and_no_token_changes(family):
             engine.cancel(name)
             del expected[name]
         else:
-            for event in engine.step():
+            rows = engine.stats().rows
+            earliest = min(engine.batch.sequences.values(), key=lambda seq: seq.number, default=None)
+            runs = earliest is not None and earliest.pages.parked is None
+            events = engine.step()
+            assert engine.stats().rows - rows <= 72
+            assert not runs or earliest.pages.parked is None
+            for event in events:
                 if event.result is not None:
                     which = expected.pop(event.request_id)
                     if which not in truth:
@@ -188,6 +194,8 @@ def test_multi_block_needs_fewer_forwards_when_the_model_is_sure():
     assert all(r.tpf > 1 for r in multi)
     one = dlm.generate(lm, prompts(3), strategy="multi_block", max_active_blocks=1, **settings)
     assert tokens(one) == tokens(single)
+    late = dlm.generate(lm, prompts(3), strategy="multi_block", block_add=1.0, **settings)
+    assert [(r.tokens, r.nfe) for r in late] == [(r.tokens, r.nfe) for r in single]
 
 
 def test_the_first_open_block_never_stands_still():

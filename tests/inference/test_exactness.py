@@ -121,6 +121,13 @@ def test_dual_asks_less_of_the_network_than_prefix_and_prefix_less_than_none():
     assert rows["dual"] == full + 28 * 8
 
 
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_a_finished_block_is_recomputed_for_some_steps(delay):
+    engine = dlm.Engine(tiny_lm(), cache="dual", refresh_interval=100, cache_delay=delay)
+    engine.generate([ids(0, 8)], gen_length=8, block_length=4, steps=8)
+    assert engine.stats().rows == 16 + 3 * 4 + 4 * 4 + delay * 4  # all, the first block, the second, the first again
+
+
 @pytest.mark.parametrize("cache", ["none", "dual", "exact"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_alone_in_a_crowd_and_after_preemption(cache, temperature):
