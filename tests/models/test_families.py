@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dlm import UserError
-from dlm.models import FAMILIES, Transformer, load
-from dlm.models.families import config_from_hub, config_to_hub
+from dlm.models import FAMILIES, Family, ModelConfig, Transformer, load
+from dlm.models.families import config_from_hub, config_to_hub, qwen2, shape
+from dlm.models.settings import Settings
 
 from . import oracle, tiny
 
@@ -252,3 +253,24 @@ def test_both_spellings_of_rope() -> None:
     assert (
         config_from_hub(shape | {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}).rope_scaling is None
     )
+
+
+def test_a_family_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One `Family` and one line in FAMILIES: its folder is saved, found by its model_type, and read again."""
+
+    def read(hub: Settings) -> dict[str, object]:
+        return {**qwen2.read_qwen2(hub), "hidden_size": hub.size("width")}
+
+    def write(config: ModelConfig) -> dict[str, object]:
+        return {**qwen2.write_qwen2(config), "width": config.hidden_size}
+
+    names = {**shape.QWEN_NAMES, "embed": "words.table", "norm": "words.norm"}
+    outside = Family("OutsideLM", read, write, (names,), attention="bidirectional", mask_token_id=5)
+    monkeypatch.setitem(FAMILIES, "outside", outside)
+    lm, ids = tiny.model("Dream", shifted_logits=False, mask_in_softmax=False, mask_token_id=5), tiny.tokens()
+    lm.save(tmp_path / "m", family="outside")
+    assert "words.table.weight" in load_file(tmp_path / "m" / "model.safetensors")
+    found = load(tmp_path / "m", device="cpu")
+    assert (found.config.model_type, found.mask_id) == ("outside", 5)
+    with torch.no_grad():
+        tiny.near(found.network(ids), lm.network(ids))
