@@ -20,12 +20,12 @@ class InferSection(Section):
     """[infer]: answers to a dataset's questions, by the engine and by plain decoding."""
 
     dataset: str = Field(
-        default="line",
+        default="stdlib",
         min_length=1,
-        description='JSONL file of question, answer, choices, source; "line": held-out lines of Python.',
+        description='JSONL file of question, answer, choices, source; "stdlib": held-out lines of Python.',
     )
     source: str | None = Field(default=None, description="Questions of this source only; none: all.")
-    num_samples: int | None = Field(default=None, ge=1, description="Questions at most; none: all (line: 20).")
+    num_samples: int | None = Field(default=None, ge=1, description="Questions at most; none: all (stdlib: 20).")
     skip_sample: int = Field(default=0, ge=0, description="Questions to leave out at the beginning.")
     max_tokens: int = Field(default=128, ge=1, description="Tokens to generate for each question, at most.")
     block_length: int | None = Field(

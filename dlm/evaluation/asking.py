@@ -43,7 +43,7 @@ def evaluate(
     """The model's answers to a dataset's questions, graded.
 
     `dataset` is a JSONL file of question, answer, choices and source, or the name of a task that has questions of its
-    own, such as "line". Of its rows those of `source` are asked, without the first `skip`, `limit` at most. `settings`
+    own, such as "stdlib". Of its rows those of `source` are asked, without the first `skip`, `limit` at most. `settings`
     are those of `dlm.generate`.
     """
     from dlm.inference.generation import generate

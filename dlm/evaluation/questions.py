@@ -57,7 +57,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         why = getattr(error, "strerror", None) or error
         raise UserError(
-            f'{path}: cannot be read as a dataset: {why} (give a JSONL file, or "line", the built-in one)'
+            f'{path}: cannot be read as a dataset: {why} (give a JSONL file, or "stdlib", the built-in one)'
         ) from None
 
 

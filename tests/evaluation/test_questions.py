@@ -92,8 +92,8 @@ def test_mistakes_in_what_is_asked_for(tmp_path):
     (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not a text file"):
         load_questions(tmp_path / "b")
-    with pytest.raises(UserError, match='has the source "line" only'):
-        load_questions("line", source="gsm8k")
+    with pytest.raises(UserError, match='has the source "stdlib" only'):
+        load_questions("stdlib", source="gsm8k")
     with pytest.raises(UserError, match='dataset = "mmlu": has no questions of its own: give a JSONL file'):
         load_questions("mmlu")
 
@@ -101,10 +101,10 @@ def test_mistakes_in_what_is_asked_for(tmp_path):
 def test_the_built_in_set_needs_no_file(monkeypatch):
     tasks = [LineTask(name=f"f.py:{n}", prefix="x" * 5000, line=f"line {n}", suffix="") for n in range(30)]
     monkeypatch.setattr("dlm.evaluation.lines.heldout_lines", lambda data, count, seed: tasks[:count])
-    found = load_questions("line", skip=1, limit=2)
+    found = load_questions("stdlib", skip=1, limit=2)
     assert [(q.answer, q.source, q.where) for q in found] == [
-        ("line 1", "line", "f.py:1"),
-        ("line 2", "line", "f.py:2"),
+        ("line 1", "stdlib", "f.py:1"),
+        ("line 2", "stdlib", "f.py:2"),
     ]
     assert prompt_of(found[0]) == "x" * 1200
-    assert len(load_questions("line")) == 20
+    assert len(load_questions("stdlib")) == 20

@@ -3,9 +3,9 @@
 from dlm.evaluation.task import Task
 from dlm.evaluation.tasks.gsm8k import GSM8K
 from dlm.evaluation.tasks.hotpotqa import HotpotQA
-from dlm.evaluation.tasks.line import Line
 from dlm.evaluation.tasks.math import Math
 from dlm.evaluation.tasks.mmlu import MMLU
+from dlm.evaluation.tasks.stdlib import Line
 
 TASKS: dict[str, Task] = {
     "gsm8k": GSM8K(),
@@ -14,6 +14,6 @@ TASKS: dict[str, Task] = {
     "mmlu": MMLU(),
     "hotpotqa": HotpotQA(),
     "longbench_hotpotqa": HotpotQA(),
-    "line": Line(),
+    "stdlib": Line(),
 }
 """Name, which is the `source` of a dataset's rows -> task."""

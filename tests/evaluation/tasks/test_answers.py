@@ -236,8 +236,8 @@ def test_hotpotqa(text, gold, verdict, score):
 
 
 def test_a_line_of_code():
-    assert graded("  return x  \n\nmore", "return x", "line") == Grade(True, 1.0, "return x")
-    assert not graded("return y", "return x", "line").correct
+    assert graded("  return x  \n\nmore", "return x", "stdlib") == Grade(True, 1.0, "return x")
+    assert not graded("return y", "return x", "stdlib").correct
 
 
 def test_squad_normalisation_and_f1():

@@ -15,7 +15,7 @@ class Line(Task):
         from dlm.evaluation.lines import heldout_lines
 
         return [
-            Question(question=line.prefix[-CONTEXT:], answer=line.line, source="line", where=line.name)
+            Question(question=line.prefix[-CONTEXT:], answer=line.line, source="stdlib", where=line.name)
             for line in heldout_lines(STDLIB, count, seed)
         ]
 
