@@ -280,7 +280,7 @@ def _peak_rss() -> int:
 def _ceiling(name: str, plan: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from dlm.training.throughput import gemm_ceiling
+    from dlm.training.profile import gemm_ceiling
 
     dtype = torch.bfloat16 if plan["facts"]["precision"] == "bf16" else torch.float32
     return {"flops": gemm_ceiling(torch.device("cpu"), dtype)}
@@ -290,7 +290,7 @@ def _ours(name: str, plan: dict[str, Any]) -> dict[str, Any]:
     """`dlm.train` on the stream that the token sequences were taken from."""
     from dlm.training.config import TrainConfig
     from dlm.training.loop import Run
-    from dlm.training.throughput import flops_a_token
+    from dlm.training.profile import flops_a_token
 
     facts, contender = plan["facts"], CONTENDERS[name]
     steps = facts["warmup"] + facts["steps"]

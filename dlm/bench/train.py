@@ -29,7 +29,7 @@ def measure(config: BenchConfig, say: Say) -> Finding:
 
     from dlm.bench.peak import Peak
     from dlm.training.loop import Run
-    from dlm.training.throughput import gemm_ceiling
+    from dlm.training.profile import gemm_ceiling
 
     s = config.train or TrainBenchSection()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Alignment of masked tokens' states to a frozen causal teacher's (arXiv 2605.06885). Knows no optimiser and no files."""
+"""Alignment of masked tokens' states to a frozen causal teacher's (arXiv 2605.06885)."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from dlm.models.lm import LM
 from dlm.training.anchors import Anchors
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
-from dlm.training.masking import View
+from dlm.training.masking.view import View
 from dlm.training.sections import AlignConfig
 from dlm.training.teacher import LiveTeacher, States, Teacher, at, chosen_layers
 

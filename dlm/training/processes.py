@@ -1,10 +1,12 @@
-"""One process or many: DDP, FSDP2 and DeepSpeed, as `accelerate launch` asks for. Knows no data and no loss."""
+"""One process or many: DDP, FSDP2 and DeepSpeed, as `accelerate launch` asks for."""
 
 import atexit
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -18,11 +20,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dlm.errors import UserError
 from dlm.models.loading import pick_device
-from dlm.models.transformer import Transformer
 from dlm.training import folder
 from dlm.training.checkpoint import Group
 from dlm.training.config import TrainConfig
-from dlm.training.signals import sum_over_processes
+from dlm.training.trainable import Trainable
 
 SPREAD = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 """Where no process holds all weights on its device; these two move them there themselves."""
@@ -91,6 +92,21 @@ def _prepare_deepspeed(a: Accelerator, config: TrainConfig) -> None:
     }
 
 
+def check_compiler(device: torch.device) -> None:
+    """An error before the first step where torch.compile, which builds C++ on a CPU, has no compiler."""
+    names = (os.environ.get("CXX", ""), "g++", "clang++")
+    if device.type == "cpu" and not any(shutil.which(name) for name in names if name):
+        raise UserError(
+            "train.compile = true needs a C++ compiler on a CPU: apt install g++, or set train.compile = false"
+        )
+
+
+def say(a: Accelerator, text: str) -> None:
+    """Print a line that every user must see, once."""
+    if a.is_main_process:
+        print(text, file=sys.stderr, flush=True)
+
+
 def micro_batch_size(config: TrainConfig, a: Accelerator) -> int:
     """Sequences a forward in each process."""
     t = config.train
@@ -153,23 +169,25 @@ def exchanging(a: Accelerator, module: nn.Module, last: bool) -> Iterator[None]:
 class Whole:
     """All weights in one place, for what the main process does alone: validation, samples, the final model."""
 
-    def __init__(self, a: Accelerator, network: Transformer) -> None:
-        self.accelerator, self.network, self.empty = a, network, None
-        if a.distributed_type in SPREAD:  # to be called before the weights are spread out
-            self.empty = deepcopy(network).to("meta")
+    def __init__(self, a: Accelerator, model: Trainable) -> None:
+        self.accelerator, self.model, self.empty = a, model, None
+        if a.distributed_type in SPREAD:  # a copy without values, made before the weights are spread out
+            self.empty = deepcopy(model.network).to("meta")
 
-    def __call__(self, prepared: nn.Module) -> Transformer | None:
-        """The network in the main process, None in the others; each of them has to call this."""
+    def __call__(self, prepared: nn.Module) -> Trainable | None:
+        """The model in the main process, None in the others; each of them has to call this."""
         a = self.accelerator
         if self.empty is None:
-            return self.network if a.is_main_process else None
+            return self.model if a.is_main_process else None
         weights = a.get_state_dict(prepared)
         if not a.is_main_process:
             return None
         network, prefix = deepcopy(self.empty), "network."
         ours = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         network.load_state_dict(ours, assign=True)
-        return network.to(a.device)
+        model = copy(self.model)
+        model.network = network.to(a.device)
+        return model
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -182,3 +200,10 @@ def share(values: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return values
     return distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def sum_over_processes(a: Accelerator, value: Tensor) -> float:
+    """The sum of a scalar over all processes."""
+    total = a.reduce(value, "sum")
+    assert isinstance(total, Tensor)
+    return total.item()

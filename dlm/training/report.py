@@ -1,4 +1,4 @@
-"""What a run tells while it runs: metrics.jsonl, the progress bar and trackers. Knows nothing of how numbers come about."""
+"""What a run tells while it runs: metrics.jsonl, the progress bar and trackers."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from dlm.diffusion.bound import Estimate, with_error
 from dlm.training.config import TrainConfig
 from dlm.training.folder import writing
 from dlm.training.pictures import pixels, save
-from dlm.training.throughput import gemm_ceiling
+from dlm.training.profile import gemm_ceiling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,6 +96,13 @@ class Report:
             self.bar.print(text, markup=False, highlight=False)
         elif self.shown:
             print(text, file=sys.stderr, flush=True)
+
+    def begin(self, parameters: int) -> None:
+        """The first line: the model's size and the machine's speed."""
+        on_cpu = self.accelerator.device.type == "cpu"
+        threads = f" on {torch.get_num_threads()} CPU thread(s)" if on_cpu else ""
+        ceiling = f"GEMM ceiling {self.ceiling / 1e9:.0f} GFLOP/s{threads}"
+        self.say(f"{parameters:,} parameters, {ceiling}, {self.config.train.steps} steps")
 
     def training(
         self, step: int, parts: dict[str, float], norm: float, lr: float, tokens: int, seconds: float, total: float

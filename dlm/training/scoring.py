@@ -1,4 +1,4 @@
-"""What text costs under a network, in nats, with few logits in memory at a time. Knows no optimiser and no data."""
+"""What text costs under a network, in nats, with few logits in memory at a time."""
 
 from collections.abc import Callable
 
@@ -79,6 +79,24 @@ def sequence_nats(
     return likelihood_bound(
         nats, input_ids, mask_id, answer=answer, index=index, samples=samples, seed=seed, block_length=size
     )
+
+
+class TokenCosts:
+    """A Transformer, as `HeldOut.bound` asks what text costs it."""
+
+    def __init__(self, network: Transformer) -> None:
+        self.network = network
+
+    @property
+    def exact(self) -> bool:
+        """Whether the costs are the likelihood itself, as a causal network's are."""
+        return self.network.attention.kind == "causal"
+
+    def nats(self, ids: Tensor, answer: Tensor, index: Tensor, draws: int, seed: int) -> Tensor:
+        """See `sequence_nats`; tensors may lie on any device."""
+        device = self.network.embed.weight.device
+        ids, answer, index = ids.to(device), answer.to(device), index.to(device)
+        return sequence_nats(self.network, ids, answer=answer, index=index, samples=draws, seed=seed)
 
 
 def two_streams(

@@ -10,7 +10,7 @@ import dlm
 from dlm.config import to_toml
 from dlm.errors import UserError
 from dlm.training.loop import Run, train
-from dlm.training.throughput import flops_a_token
+from dlm.training.profile import flops_a_token
 from tests.training.runs import config, rows
 
 

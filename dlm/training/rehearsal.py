@@ -1,4 +1,4 @@
-"""Past samples among new ones, against forgetting: a stream over a stream. Knows no network and no loss."""
+"""[replay]: past samples among the new ones of a stream, against forgetting."""
 
 import zlib
 from collections import deque
@@ -17,7 +17,7 @@ COLUMNS = ("input_ids", "prompt_mask", "order")  # a sample has the first, the f
 RESERVOIR, DRAWS = 0x4EB1A1, 0x4EB1A2  # keys apart from those of other draws
 
 
-class ReplayStream:
+class RehearsalStream:
     """Each batch of `batch_size` samples ends with some of earlier batches, drawn uniformly and each at most once.
 
     What it draws from is a uniform sample, too, of all new samples of earlier batches (a reservoir, Vitter's
@@ -37,7 +37,7 @@ class ReplayStream:
         self.batch = self.seen = 0
         self.waiting: deque[Sample] = deque()
 
-    def __iter__(self) -> "ReplayStream":
+    def __iter__(self) -> "RehearsalStream":
         return self
 
     def __next__(self) -> Sample:
