@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from dlm.models.lm import LM
+from dlm.models.transformer import Transformer
 from dlm.training import adapters
 from dlm.training.align import build_align
 from dlm.training.batch import Batch
@@ -19,7 +20,7 @@ from dlm.training.processes import SPREAD
 from dlm.training.profile import Ranges, flops_a_token
 from dlm.training.scoring import TokenCosts
 from dlm.training.start import starting_point
-from dlm.training.trainable import Trainable
+from dlm.training.trainable import Matrices, Trainable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 class LanguageModel(TokenCosts, Trainable):
     """trainable.kind = "language"."""
 
+    network: Transformer
     sections = ("model", "objective", "align", "adapter")
 
     def __init__(self, lm: LM, config: TrainConfig, a: Accelerator) -> None:
@@ -51,14 +53,9 @@ class LanguageModel(TokenCosts, Trainable):
         """The model as users hold it, with the weights of now."""
         return replace(self._lm, network=self.network)
 
-    def matrices(self) -> dict[str, list[nn.Parameter]]:
+    def matrices(self) -> Matrices:
         """Embeddings and an untied head apart from the layers' matrices."""
-        n = self.network
-        return {
-            "hidden": [p for _, p in n.matrices() if p.ndim == 2],
-            "embed": [m.weight for m in (n.embed, n.positions) if m is not None],
-            "head": [] if n.lm_head is None else [n.lm_head.weight],
-        }
+        return matrices_of(self.network)
 
     def objective(self, ranges: Ranges) -> Objective:
         """The masking's loss, and the alignment's where there is any."""
@@ -110,3 +107,12 @@ class LanguageModel(TokenCosts, Trainable):
     def save(self, config: TrainConfig) -> None:
         """A folder that `dlm.load` and `from_pretrained` read."""
         adapters.save(config, self.lm, Path(config.train.out))
+
+
+def matrices_of(network: Transformer) -> Matrices:
+    """A network's parameters by optimiser group; what is in none is `scalar`."""
+    return {
+        "hidden": [p for _, p in network.matrices() if p.ndim == 2],
+        "embed": [m.weight for m in (network.embed, network.positions) if m is not None],
+        "head": [] if network.lm_head is None else [network.lm_head.weight],
+    }

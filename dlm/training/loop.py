@@ -116,7 +116,9 @@ def between_steps(run: Run, report: Report, result: TrainResult) -> None:
                 run.watch.look(model, report, step)
     if due(c.eval.sample_every):
         with run.averaged() as model:
-            for prompt in c.eval.prompts if model is not None else ():
+            for prompt in c.eval.prompts:
+                if model is None:
+                    continue
                 try:
                     report.say(f"--- step {step}: {prompt!r}\n{model.sample(prompt, c.eval.gen_length)}")
                 except UserError as error:  # a sample that cannot be made, say one beyond the context, ends no run

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 import torch
@@ -13,9 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from dlm.errors import UserError
 from dlm.training.config import GroupConfig, OptimConfig, TrainSection
 from dlm.training.processes import share, whole
-
-Matrices = Mapping[str, Sequence[nn.Parameter]]
-"""Parameters by the group that they belong to."""
+from dlm.training.trainable import Matrices
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -104,7 +102,7 @@ def orthogonalise(updates: Tensor, coefficients: tuple[float, float, float], ste
 
 
 def parameter_groups(network: nn.Module, matrices: Matrices) -> dict[str, list[nn.Parameter]]:
-    """Every trained parameter once, under `hidden`, `embed`, `head` or `scalar`; see `Trainable.matrices`."""
+    """Every trained parameter once, under `hidden`, `embed`, `head` or `scalar`."""
     group_of = {id(p): name for name in ("head", "embed", "hidden") for p in matrices.get(name, ())}
     groups: dict[str, list[nn.Parameter]] = {name: [] for name in ("hidden", "embed", "head", "scalar")}
     for parameter in network.parameters():

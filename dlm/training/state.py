@@ -5,8 +5,11 @@ state.json counters, the position in the data, the schedule and the optimiser's 
 generators of process I.
 """
 
+import json
 import random
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,11 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from dlm.errors import UserError
-from dlm.training import plain, zero
+from dlm.training import zero
 from dlm.training.tensors import FIX, Parts, load_into, rows_of, save_part
 
 STATE = "state.json"
+TUPLE, BYTES, PAIRS = "__tuple__", "__bytes__", "__pairs__"
 
 
 def not_finite(module: nn.Module) -> str | None:
@@ -48,14 +52,14 @@ def save(
         raise NotFinite(lost)
     save_part(folder, "model", a, module.state_dict() if partitions is None else partitions, partitions is not None)
     save_part(folder, "optimizer", a, tensors, zero.is_zero(a))
-    (folder / f"random-{a.process_index}.json").write_text(plain.dumps(_random_state(a)))
+    (folder / f"random-{a.process_index}.json").write_text(dumps(_random_state(a)))
     if a.is_main_process:
-        (folder / STATE).write_text(plain.dumps({**own, "processes": a.num_processes, "groups": groups}))
+        (folder / STATE).write_text(dumps({**own, "processes": a.num_processes, "groups": groups}))
 
 
 def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Put weights, optimiser and random generators back as they were; returns `own`, as it was given to `save`."""
-    own = plain.loads((folder / STATE).read_text())
+    own = loads((folder / STATE).read_text())
     groups, processes = own.pop("groups"), own.pop("processes")
     if zero.is_zero(a):
         if processes != a.num_processes:
@@ -74,7 +78,7 @@ def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim
         load_into(folder, "model", module.state_dict())
         _set_optimizer_state(folder, module, optimizer, groups)
     if processes == a.num_processes:  # no number of a run depends on them: each step is seeded anew
-        _set_random_state(plain.loads((folder / f"random-{a.process_index}.json").read_text()), a)
+        _set_random_state(loads((folder / f"random-{a.process_index}.json").read_text()), a)
     return own
 
 
@@ -138,3 +142,47 @@ def _set_random_state(state: dict[str, Any], a: Accelerator) -> None:
 
 def _bytes(values: bytes) -> Tensor:
     return torch.frombuffer(bytearray(values), dtype=torch.uint8)
+
+
+# --- plain data as JSON and back, exactly: also tuples, bytes and keys that are no strings -----------------------------
+
+
+def dumps(value: Any) -> str:
+    """JSON of numbers, strings, None, bytes, lists, tuples and dicts; anything else is a UserError."""
+    return json.dumps(_encode(value, "state"))
+
+
+def loads(text: str) -> Any:
+    """What `dumps` was given."""
+    return json.loads(text, object_hook=_decode)
+
+
+def _encode(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Integral):  # numpy's
+        return int(value)
+    if isinstance(value, bytes):
+        return {BYTES: b64encode(value).decode("ascii")}
+    if isinstance(value, (list, tuple)):
+        entries = [_encode(entry, f"{where}[{n}]") for n, entry in enumerate(value)]
+        return {TUPLE: entries} if isinstance(value, tuple) else entries
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("__") for key in value):
+            return {key: _encode(entry, f"{where}.{key}") for key, entry in value.items()}
+        return {PAIRS: [[_encode(k, where), _encode(v, f"{where}.{k}")] for k, v in value.items()]}
+    raise UserError(
+        f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: make it a string or a number"
+    )
+
+
+def _decode(table: dict[str, Any]) -> Any:
+    if len(table) == 1:
+        ((key, value),) = table.items()
+        if key == TUPLE:
+            return tuple(value)
+        if key == BYTES:
+            return b64decode(value)
+        if key == PAIRS:
+            return dict(value)
+    return table

@@ -1,5 +1,6 @@
 """What can be trained: all that the loop asks of a model, and the table of the kinds of models that answer."""
 
+from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from dlm.data.tokenizer import Tokenizer
 
+Matrices = Mapping[str, Sequence[Tensor]]
+"""Parameters by the group of [optim] that they belong to: hidden, embed, head. All others are `scalar`."""
 TRAINABLES = {"language": "dlm.training.language:LanguageModel"}
 """trainable.kind -> module:class. Adding a kind of model costs its file and one line here."""
 ANYBODYS = {"train", "data", "trainable", "replay", "optim", "eval", "checkpoint", "log", "watch", "profile"}
@@ -60,8 +63,8 @@ class Trainable(Protocol):
         """Write the final model into `config.train.out`."""
         ...
 
-    def matrices(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the group of [optim] that they belong to: hidden, embed, head. All others are `scalar`."""
+    def matrices(self) -> Matrices:
+        """The parameters that are no `scalar`, by optimiser group."""
         return {"hidden": [p for p in self.network.parameters() if p.ndim == 2]}
 
     def flops_a_token(self) -> float:

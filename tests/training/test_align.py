@@ -15,8 +15,9 @@ from dlm.errors import UserError
 from dlm.models import LM, convert, load
 from dlm.training.align import Align, build_align
 from dlm.training.batch import Batch
-from dlm.training.loop import Run, train
+from dlm.training.loop import go, train
 from dlm.training.objective import Objective
+from dlm.training.run import Run
 from dlm.training.sections import AlignConfig, ObjectiveConfig
 from tests.models import oracle, tiny
 from tests.training.runs import config, rows
@@ -197,7 +198,7 @@ def test_a_run_aligns_and_saves_a_diffusion_model_without_its_teacher(base):
     assert {name for name, _ in run.objective.named_modules() if "align" in name} == set()
     trained = sum(p.numel() for group in run.optimizer.param_groups for p in group["params"])
     assert trained == sum(p.numel() for p in run.network.parameters())
-    result = run.go()
+    result = go(run)
     first = rows(result.folder)[0]
     assert first["loss"] == pytest.approx(first["loss/masked"] + first["loss/align"]) and first["loss/align"] > 0
     lm = load(result.folder, device="cpu")

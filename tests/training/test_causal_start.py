@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import dlm
 from dlm.models import AttentionSpec, load
 from dlm.models.portable import AUTO_MAP
-from dlm.training.loop import Run, train
+from dlm.training.loop import train
+from dlm.training.run import Run
 from tests.training.runs import TEXTS, config
 
 END = "<|endoftext|>"

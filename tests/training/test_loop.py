@@ -9,8 +9,9 @@ import torch
 import dlm
 from dlm.config import to_toml
 from dlm.errors import UserError
-from dlm.training.loop import Run, train
+from dlm.training.loop import train
 from dlm.training.profile import flops_a_token
+from dlm.training.run import Run
 from tests.training.runs import config, rows
 
 
@@ -74,7 +75,7 @@ def test_sft_trains_on_answers_only(tmp_path):
         )
     )
     batch = run._batch()
-    text = run.lm.tokenizer.decode(batch.input_ids[0][batch.answer[0]].tolist(), skip_special=True)
+    text = run.model.lm.tokenizer.decode(batch.input_ids[0][batch.answer[0]].tolist(), skip_special=True)
     assert "two" in text and "one" not in text
     run.optimiser_step()
 

@@ -14,7 +14,8 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.training import checkpoint
-from dlm.training.loop import Run, train
+from dlm.training.loop import go, train
+from dlm.training.run import Run
 from tests.training.runs import TEXTS, config, rows
 
 
@@ -43,7 +44,7 @@ def test_resuming_at_any_step_is_bitwise_the_run_that_never_stopped(tmp_path, op
         assert losses == straight
         assert all(torch.equal(a, b) for a, b in zip(weights(never).values(), weights(second).values(), strict=True))
         with never.averaged() as a, second.averaged() as b:
-            assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+            assert all(torch.equal(x, y) for x, y in zip(a.network.parameters(), b.network.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
@@ -85,7 +86,7 @@ def test_a_signal_saves_and_the_next_run_goes_on(tmp_path):
         return found
 
     run.optimiser_step = interrupted
-    first = run.go()
+    first = go(run)
     assert (first.steps, first.stopped_by) == (3, "SIGTERM")
     second = train(cfg)
     assert first.losses + second.losses == straight.losses
