@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from dlm.data.atomic import write_text
 from dlm.errors import UserError
 from dlm.training import checkpoint
-from dlm.training.checkpoint import Digest, Name
 from dlm.training.config import TrainConfig
+from dlm.training.digests import Digest, Name, differing, digests
 
 LOCK = ".lock"
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -125,11 +125,11 @@ def _differences(
             yield dotted, was, now
 
 
-def check_same_run(checkpoint: Path, config: TrainConfig) -> None:
+def check_same_run(saved: Path, config: TrainConfig) -> None:
     """Refuse to resume under another config, where the difference would change the numbers."""
-    for key, was, now in other_settings(json.loads((checkpoint / "config.json").read_text()), config):
+    for key, was, now in other_settings(json.loads((saved / "config.json").read_text()), config):
         raise UserError(
-            f"{checkpoint}: was written with {key} = {was!r}, but now {key} = {now!r}; "
+            f"{saved}: was written with {key} = {was!r}, but now {key} = {now!r}; "
             "resume with the same config, give another train.out, or set train.resume = false"
         )
 
@@ -151,9 +151,7 @@ class Finished(BaseModel):
 def note(config: TrainConfig, step: int, bound: Measured, bits_per_byte: Measured) -> None:
     """Write finished.json, after the model."""
     out = Path(config.train.out)
-    files = {
-        path.name: checkpoint.digest(path) for kind in ("*config.json", "*.safetensors") for path in out.glob(kind)
-    }
+    files = digests(out, (path.name for kind in ("*config.json", "*.safetensors") for path in out.glob(kind)))
     facts = {"step": step, "bound": bound, "bits_per_byte": bits_per_byte, "files": files}
     found = Finished.model_validate({**facts, "config": config.model_dump(mode="json")})
     write_text(out / FINISHED, found.model_dump_json(indent=1) + "\n")
@@ -174,4 +172,4 @@ def is_whole(found: Finished, config: TrainConfig) -> bool:
     out = Path(config.train.out)
     newest = checkpoint.found(out / "checkpoints")[:1]
     right = all(checkpoint.step_of(path) == found.step and not checkpoint.damage(path) for path in newest)
-    return right and not any(checkpoint.differing(out, found.files))
+    return right and not any(differing(out, found.files))

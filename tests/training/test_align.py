@@ -131,7 +131,7 @@ def test_layers_and_tokens_of_a_step_are_the_ones_with_the_smallest_numbers(tmp_
         view = type(view)(view.input_ids, view.targets, kept, view.weight)
         wanted = stated(hub, weights, weights, [view], True, [layer])
         assert objective(batch)["align"].item() == pytest.approx(2 * wanted, rel=1e-5)
-        assert list(objective.cosines) == [layer]
+        assert list(objective.align.cosines) == [layer]
     assert seen == {0, 1}
 
 
@@ -141,7 +141,7 @@ def test_the_term_its_gradient_and_the_cosines_do_not_depend_on_how_a_batch_is_s
     whole = batch_of(8)
     together = objective(whole)["align"]
     together.backward()
-    gradients, cosines = [p.grad.clone() for p in lm.network.layers.parameters()], objective.cosines
+    gradients, cosines = [p.grad.clone() for p in lm.network.layers.parameters()], objective.align.cosines
     lm.network.zero_grad()
     objective.align.step = -1
     shares = [objective(whole.rows(i, i + 1))["align"] for i in range(8)]
@@ -149,7 +149,7 @@ def test_the_term_its_gradient_and_the_cosines_do_not_depend_on_how_a_batch_is_s
     assert sum(share.item() for share in shares) == pytest.approx(together.item(), rel=1e-5)
     for wanted, p in zip(gradients, lm.network.layers.parameters(), strict=True):
         torch.testing.assert_close(p.grad, wanted, rtol=1e-4, atol=1e-7)
-    torch.testing.assert_close(objective.cosines, cosines)
+    torch.testing.assert_close(objective.align.cosines, cosines)
     (cosine,) = cosines.values()
     counted = objective.align.counted.item()  # the share of sequences that had a masked token
     assert together.item() == pytest.approx(2 * counted * (1 - cosine.item()), rel=1e-5)

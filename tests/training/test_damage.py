@@ -137,7 +137,7 @@ REFUSED: dict[str, Damage] = {
 
 def _signed(folder: Path) -> None:
     """A manifest that fits, as of a run with another config."""
-    edited(folder / FILES[0], files={name: checkpoint.digest(folder / name).model_dump() for name in FILES[1:]})
+    edited(folder / FILES[0], files={name: found.model_dump() for name, found in digests(folder, FILES[1:]).items()})
 
 
 class Stopped:
