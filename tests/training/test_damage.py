@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from dlm.errors import UserError
 from dlm.training import checkpoint, report
 from dlm.training.config import TrainConfig
+from dlm.training.digests import digests
 from dlm.training.loop import train
 from tests.training.runs import config, rows
 
