@@ -1,4 +1,4 @@
-"""Adapters in a run: what is attached before it, what its checkpoints hold, what it leaves. Knows no loop and no loss."""
+"""Adapters in a run: what is attached before it, what its checkpoints hold, what it leaves."""
 
 from pathlib import Path
 

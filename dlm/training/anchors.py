@@ -1,4 +1,4 @@
-"""A causal teacher's states of training sequences on disk, one file a sequence. Knows no loss."""
+"""A causal teacher's states of training sequences on disk, one file a sequence."""
 
 import json
 import shutil

@@ -126,18 +126,8 @@ class Report:
             self.last_line = time.monotonic()
         rates = {"tokens_per_second": round(speed, 1), "mfu": round(mfu, 4)}
         several = {f"loss/{name}": part for name, part in parts.items()} if len(parts) > 1 else {}
-        self._write(
-            step,
-            {
-                "loss": loss,
-                **several,
-                "grad_norm": norm,
-                "lr": lr,
-                "tokens": tokens,
-                **rates,
-                "seconds": round(total, 2),
-            },
-        )
+        row = {"loss": loss, **several, "grad_norm": norm, "lr": lr, "tokens": tokens}
+        self._write(step, row | rates | {"seconds": round(total, 2)})
 
     def validation(self, step: int, tokens: int, found: Estimate) -> None:
         """The bound of the held-out sequences."""

@@ -9,6 +9,7 @@ from zlib import crc32
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 
 from dlm.data.loader import BatchLoader
 from dlm.data.source import build_stream
@@ -67,8 +68,8 @@ class Run:
     def optimiser_step(self) -> tuple[dict[str, float], float]:
         """One step over one global batch; the parts of the whole batch's loss, and the gradient norm before clipping."""
         a, t, ranges = self.accelerator, self.config.train, self.profile.ranges
-        # Dropout is the one thing that draws from torch's own generator.
-        torch.manual_seed(crc32(f"{t.seed} {self.step} {a.process_index}".encode()))
+        # For dropout, and for objectives whose random numbers have no addresses.
+        set_seed(crc32(f"{t.seed} {self.step} {a.process_index}".encode()))
         with ranges("data"):
             batch = self._batch()
         totals: dict[str, torch.Tensor] = {}

@@ -1,19 +1,17 @@
 """What a checkpoint holds of a run: tensors in safetensors, everything else in JSON. Nothing is ever unpickled.
 
 model.safetensors and optimizer.safetensors (or their parts, see `tensors`) are the weights and the optimiser's tensors,
-state.json counters, the position in the data, the schedule and the optimiser's groups, random-I.json the random
-generators of process I.
+state.json counters, the position in the data, the schedule and the optimiser's groups. Random generators are not among
+them: each step seeds them anew.
 """
 
 import json
-import random
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -52,13 +50,12 @@ def save(
         raise NotFinite(lost)
     save_part(folder, "model", a, module.state_dict() if partitions is None else partitions, partitions is not None)
     save_part(folder, "optimizer", a, tensors, zero.is_zero(a))
-    (folder / f"random-{a.process_index}.json").write_text(dumps(_random_state(a)))
     if a.is_main_process:
         (folder / STATE).write_text(dumps({**own, "processes": a.num_processes, "groups": groups}))
 
 
 def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Put weights, optimiser and random generators back as they were; returns `own`, as it was given to `save`."""
+    """Put weights and optimiser back as they were; returns `own`, as it was given to `save`."""
     own = loads((folder / STATE).read_text())
     groups, processes = own.pop("groups"), own.pop("processes")
     if zero.is_zero(a):
@@ -77,8 +74,6 @@ def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim
     else:
         load_into(folder, "model", module.state_dict())
         _set_optimizer_state(folder, module, optimizer, groups)
-    if processes == a.num_processes:  # no number of a run depends on them: each step is seeded anew
-        _set_random_state(loads((folder / f"random-{a.process_index}.json").read_text()), a)
     return own
 
 
@@ -117,31 +112,6 @@ def _set_optimizer_state(folder: Path, module: nn.Module, optimizer: torch.optim
                 value = torch.zeros(shape, dtype=dtype, device=parameter.device)
             parts.read_into(value, entry)
             optimizer.state[parameter][key] = value
-
-
-# --- random generators ------------------------------------------------------------------------------------------------
-
-
-def _random_state(a: Accelerator) -> dict[str, Any]:
-    name, keys, *rest = np.random.get_state()
-    state = {"python": random.getstate(), "numpy": [name, np.asarray(keys).tolist(), *rest]}
-    state["torch"] = torch.get_rng_state().numpy().tobytes()
-    if a.device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(a.device).numpy().tobytes()
-    return state
-
-
-def _set_random_state(state: dict[str, Any], a: Accelerator) -> None:
-    random.setstate(state["python"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, np.uint32), *rest))
-    torch.set_rng_state(_bytes(state["torch"]))
-    if a.device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(_bytes(state["cuda"]), a.device)
-
-
-def _bytes(values: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(values), dtype=torch.uint8)
 
 
 # --- plain data as JSON and back, exactly: also tuples, bytes and keys that are no strings -----------------------------

@@ -1,4 +1,4 @@
-"""The frozen causal model that alignment looks up to: which one, and its states of clean text. Knows no loss."""
+"""The frozen causal model that alignment looks up to: which one, and its states of clean text."""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -31,7 +31,6 @@ FILES = (
     "optimizer.safetensors",
     "state.json",
     "config.json",
-    "random-0.json",
 )
 Damage = Callable[[Path, Path], object]  # of the newest checkpoint and the one before
 

@@ -111,3 +111,11 @@ def test_complementary_masks_partition_the_answer():
     two = mask_tokens(ids, index, 99, seed=0, step=3, complementary=True)
     assert torch.equal(one.masked, ~two.masked)
     assert torch.allclose(1 / one.weight + 1 / two.weight, torch.ones(4, 1), atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"masking": "block", "block_length": 2}], ids=["random", "block"])
+def test_noise_levels_cover_t_min_to_t_max_and_no_more(options):
+    settings = ObjectiveConfig(t_min=0.3, t_max=0.6, truncate_probability=0.0, **options)
+    (view,) = Objective(tiny_network(), settings, seed=0, length=LENGTH).masking.views(batch(64))
+    p = 1 / (view.weight * LENGTH * 64)
+    assert 0.299 < p.min() < 0.32 and 0.58 < p.max() < 0.601

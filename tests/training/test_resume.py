@@ -179,8 +179,8 @@ def test_kill_9_of_a_real_run_and_resume(tmp_path):
     """A process that trains with a checkpoint a step is killed while it saves; what it left goes on to the same end."""
     straight = train(config(tmp_path, "straight"))
     cfg = config(tmp_path, "killed", checkpoint__every="1")
-    # Six files and two folders are flushed each time: this is in the middle of the third.
-    assert killed.run(cfg, at=2 * 8 + 4) == -signal.SIGKILL
+    # Five files and two folders are flushed each time: this is in the middle of the third.
+    assert killed.run(cfg, at=2 * 7 + 4) == -signal.SIGKILL
     folder = tmp_path / "killed" / "checkpoints"
     assert [p.name for p in checkpoint.found(folder)] == ["step-00000002", "step-00000001"]
     assert (folder / ".writing-00000003" / "manifest.json").exists()

@@ -132,12 +132,3 @@ def test_another_network_is_refused(tmp_path):
     module = nn.Sequential(nn.Linear(3, 5))
     with pytest.raises(UserError, match=r"tensor '1.bias' is in this network or in the checkpoint, not in both"):
         state.load(tmp_path, process(0, 1), module, torch.optim.AdamW(module.parameters()))
-
-
-def test_random_generators_go_on(tmp_path):
-    import random
-
-    state.save(tmp_path, process(0, 1), *net(0), {})
-    drawn = random.random(), float(np.random.rand()), float(torch.rand(()))
-    state.load(tmp_path, process(0, 1), *net(1))
-    assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == drawn

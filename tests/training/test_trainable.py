@@ -33,7 +33,7 @@ def test_a_model_that_is_no_transformer_trains_validates_is_killed_resumed_and_l
     assert {"grad_norm/hidden", "grad_norm/embed", "grad_norm/head", "grad_norm/scalar"} <= looks[0].keys()
 
     cfg = config(tmp_path, "killed", **options, checkpoint__every="1")
-    assert killed.run(cfg, 20 * 8 + 4, "tests.training.autoencoder") == -signal.SIGKILL
+    assert killed.run(cfg, 20 * 7 + 4, "tests.training.autoencoder") == -signal.SIGKILL
     assert [p.name for p in checkpoint.found(tmp_path / "killed" / "checkpoints")] == ["step-00000020", "step-00000019"]
     resumed = train(cfg)
     assert resumed.losses == straight.losses[20:] and resumed.bound == straight.bound
