@@ -108,7 +108,7 @@ class SamplerConfig(BaseModel):
     max_post_edit_steps: int = Field(
         default=16, ge=0, le=MOST, description="Extra passes a block may spend on editing."
     )
-    strategy: Literal["block", "multi_block"] = Field(
+    strategy: str = Field(
         default="block", description="One block after the other, or a few consecutive ones at a time."
     )
     max_active_blocks: int = Field(
@@ -182,6 +182,9 @@ class EngineConfig(BaseModel):
     )
     max_num_tokens: int = Field(default=8192, ge=1, le=2**31, description="Positions in one forward, at most.")
     max_num_requests: int = Field(default=256, ge=1, le=MOST, description="Requests under way at a time, at most.")
+    max_waiting: int | None = Field(
+        default=None, ge=0, description="Requests that may wait for their turn; more are refused. none: any number."
+    )
     deterministic: bool = Field(
         default=False,
         description="Logits do not depend on the batch, bit for bit: by matrix products in pieces of one size, which is "
