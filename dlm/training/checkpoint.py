@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written whole or not at all, each file with its digest, and the newest one that is whole."""
+"""Checkpoint folders: written whole or not at all, with a digest of each file; finds the newest that is undamaged."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ASIDE = "damaged-"  # before the name of a checkpoint that a run has passed over
 
 
 class Manifest(BaseModel):
-    """What a whole checkpoint consists of. It is the last file that is written."""
+    """manifest.json, the last file to be written: what a whole checkpoint consists of."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     format: int
@@ -65,7 +65,7 @@ def publish(folder: Path, step: int, write: Callable[[Path], None], keep_last: i
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
 
-    # Main alone, all, all, main alone: nobody begins a stage before everybody has ended the one before.
+    # (job, whether this process does it); nobody begins a stage before everybody has ended the one before.
     stages = (
         (begin, group.main),
         (lambda: write(work), True),
@@ -175,7 +175,7 @@ def _put_aside(path: Path) -> None:
     target = path.with_name(ASIDE + path.name)
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target, ignore_errors=True)
-    with suppress(OSError):  # then it is found out again at the next start
+    with suppress(OSError):  # if it cannot be renamed, the next start finds the damage again
         os.replace(path, target)
 
 

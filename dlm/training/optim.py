@@ -35,7 +35,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         assert closure is None
-        for name, part in self.parts.items():  # loading and sharding put new groups and tensors in place of the old
+        for name, part in self.parts.items():  # loading and sharding replace groups and tensors
             part.state, part.param_groups = self.state, [g for g in self.param_groups if g["algorithm"] == name]
             part.step()
         if self.ema:
@@ -112,7 +112,7 @@ def parameter_groups(network: nn.Module, matrices: Matrices) -> dict[str, list[n
 
 
 def freeze(network: nn.Module, patterns: Iterable[str]) -> None:
-    """Take the parameters of these modules out of training: whole parts of dotted names, which * and ? may stand for."""
+    """Take the parameters of these modules out of training; a pattern matches whole parts of dotted names, with * and ?."""
     parameters = dict(network.named_parameters())
     for pattern in patterns:
         found = [p for name, p in parameters.items() if fnmatchcase(f".{name}.", f"*.{pattern}.*")]

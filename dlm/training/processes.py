@@ -26,11 +26,11 @@ from dlm.training.config import TrainConfig
 from dlm.training.trainable import Trainable
 
 SPREAD = (DistributedType.FSDP, DistributedType.DEEPSPEED)
-"""Where no process holds all weights on its device; these two move them there themselves."""
+"""No process holds all weights on its device; these two move the weights there themselves."""
 
 
 def start(config: TrainConfig) -> Accelerator:
-    """This process's place among the others, seeded; what the launcher asks for and the config cannot have is refused."""
+    """This process's Accelerator, with random generators seeded; a UserError where launcher and config do not fit."""
     t = config.train
     AcceleratorState._reset_state(True)  # a notebook's second run may differ in device and precision
     cpu = pick_device(t.device).type == "cpu"
@@ -58,7 +58,7 @@ def start(config: TrainConfig) -> Accelerator:
 
 
 def _leave() -> None:
-    """End the exchange with other processes before the interpreter goes: its threads may abort a process that leaves first."""
+    """Close the process group before the interpreter exits; else its threads may abort a process that exits first."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -74,7 +74,7 @@ def _prepare_fsdp(a: Accelerator) -> None:
 
 
 def _prepare_deepspeed(a: Accelerator, config: TrainConfig) -> None:
-    """What DeepSpeed does by itself, it does by the config's numbers."""
+    """Give DeepSpeed the config's batch size and clipping, which it applies itself."""
     t = config.train
     for key, value, instead in (
         ("optim.hidden.algorithm", config.optim.hidden.algorithm, "adamw"),
@@ -130,7 +130,7 @@ def agree(a: Accelerator, checkpoints: list[Path], out: str) -> None:
 
 
 def group(a: Accelerator) -> Group:
-    """The processes, as what writes and checks a checkpoint together."""
+    """The processes as `checkpoint` sees them."""
 
     def all_well(well: bool) -> bool:
         return (
@@ -142,7 +142,7 @@ def group(a: Accelerator) -> Group:
 
 @contextmanager
 def claimed(a: Accelerator, config: TrainConfig) -> Iterator[None]:
-    """The run folder, for this run alone: the main process locks it, and where it cannot, all of them stop."""
+    """Lock the run folder for this run. The main process does it; if it cannot, all processes stop."""
     with ExitStack() as stack:
         failure = None
         try:
@@ -157,7 +157,7 @@ def claimed(a: Accelerator, config: TrainConfig) -> Iterator[None]:
 
 @contextmanager
 def exchanging(a: Accelerator, module: nn.Module, last: bool) -> Iterator[None]:
-    """Around forward and backward: gradients cross between processes after the step's last micro-batch alone."""
+    """Around forward and backward: exchange gradients only after the last micro-batch of a step."""
     a.sync_gradients = last  # DeepSpeed steps when this is True
     if last:
         yield
@@ -191,12 +191,12 @@ class Whole:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor's values from all shards."""
+    """All values of a tensor that may be sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def share(values: Tensor, like: Tensor) -> Tensor:
-    """The part of `values`, which every process has, that lies where this process's part of `like` does."""
+    """This process's part of `values`, which every process has whole, sharded as `like` is."""
     if not isinstance(like, DTensor):
         return values
     return distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None)

@@ -24,9 +24,9 @@ WORDS: dict[str, dict[str, Any]] = {
 
 
 class Ranges:
-    """Names for stretches of work, down to a level of detail; what lies deeper gets one shared context that does nothing.
+    """Named ranges of work down to a level: 1 a step's phases; 2 views, network, loss parts; 3 layers.
 
-    1: a step's phases; 2: views, network, loss parts; 3: layers.
+    A range beyond the level is one shared context manager that does nothing.
     """
 
     def __init__(self, level: int = 0) -> None:
@@ -83,7 +83,7 @@ class Profile:
 
     @contextmanager
     def recording(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Record `active` steps after the first `wait` and `warmup` ones; a shorter run, or one that fails, what there is."""
+        """Record `active` steps after the first `wait` and `warmup` ones, or fewer if the run ends before."""
         c, self.say = self.config, say
         if c.trace or c.memory:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -154,8 +154,8 @@ def flops_a_token(
 ) -> float:
     """Training FLOPs a token of input: 6 a weight, attention's 12 * length * width a layer, the head where asked only.
 
-    Counted as in Kaplan et al. and nanoGPT, except that the network runs on `forwarded` positions for each token, and the
-    vocabulary projection on `asked` ones (`Masking.work`). A mixture of experts counts the experts a token meets.
+    Counted as in Kaplan et al. and nanoGPT, but the network runs on `forwarded` positions for each token and the vocabulary
+    projection on `asked` ones (see `Masking.work`). Of a mixture of experts, only the experts a token meets count.
     """
     head = config.vocab_size * config.hidden_size
     body = parameters - head * (1 if config.tie_word_embeddings else 2)

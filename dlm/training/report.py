@@ -23,7 +23,7 @@ from dlm.training.profile import gemm_ceiling
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IMAGE_OPTIONS = {"tensorboard": {"dataformats": "NHWC"}}  # what a tracker must be told of (1, height, width, 3)
+IMAGE_OPTIONS = {"tensorboard": {"dataformats": "NHWC"}}  # for images of shape (1, height, width, 3)
 EVERY_SECONDS = 30.0  # between lines where there is no terminal for a bar
 
 
@@ -44,7 +44,7 @@ class Metrics:
 
 
 def _step(line: str) -> float:
-    """The step of a line of metrics.jsonl; infinite of one that is torn or is no line of ours, so that it goes."""
+    """The step of a line of metrics.jsonl; infinite for a torn or foreign line, which is thus dropped."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
@@ -52,7 +52,7 @@ def _step(line: str) -> float:
 
 
 class Report:
-    """The one voice of a run; silent in every process but the first."""
+    """Prints and logs what a run tells; silent in every process but the first."""
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator, flops_a_token: float, step: int) -> None:
         self.config, self.accelerator, self.flops = config, accelerator, flops_a_token
@@ -62,7 +62,7 @@ class Report:
         kind = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
         self.measure_ceiling = partial(gemm_ceiling, accelerator.device, kind)
         self.ceiling = self.measure_ceiling()
-        self.steps, self.spent = 0, 0.0  # since the last that was told of
+        self.steps, self.spent = 0, 0.0  # since the last line
         self.bound, self.last_line = "", 0.0
         console = Console(stderr=True)
         self.live = self.shown and console.is_terminal
@@ -116,7 +116,7 @@ class Report:
         speed = self.steps * c.train.batch_size * c.train.length / self.spent
         self.steps, self.spent = 0, 0.0
         needed = speed * self.flops / self.accelerator.num_processes
-        if needed > self.ceiling:  # which others' work must have lowered when it was measured
+        if needed > self.ceiling:  # it was measured while other work slowed the machine
             self.ceiling = max(self.ceiling, self.measure_ceiling())
         mfu = needed / self.ceiling
         text = f"loss {loss:.3f}  {self.bound}{speed:,.0f} tok/s  MFU {mfu:.0%}"

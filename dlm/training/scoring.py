@@ -20,10 +20,10 @@ LOGITS_AT_ONCE = 2**26
 def in_slices(
     score: Callable[[Tensor, Tensor], Tensor], vocab_size: int, states: Float[Tensor, "n d"], targets: Int[Tensor, " n"]
 ) -> Float[Tensor, "n ..."]:
-    """`score` of states and their targets, which makes logits of them, for a few rows at a time.
+    """`score(states, targets)`, which computes logits, applied to a few rows at a time.
 
-    Where there are several slices and gradients are recorded, each one's logits are computed again in the backward
-    pass instead of kept, so that the logits of a whole batch never stand in memory.
+    With several slices and gradients recorded, the backward pass computes each slice's logits again instead of keeping
+    them, so the logits of a whole batch are never in memory at once.
     """
     most = max(1, LOGITS_AT_ONCE // vocab_size)
     if len(states) <= most:

@@ -14,7 +14,7 @@ from dlm.training.masking import MASKINGS
 
 
 def starting_point(config: TrainConfig) -> LM:
-    """A model on the CPU, fp32 where it is trained, whose attention is the objective's, with the tokenizer its special tokens come from."""
+    """A model on the CPU with its tokenizer, in fp32 where it is trained, with the attention that the masking trains."""
     lm = _loaded(config) if config.train.init_from is not None else _new(config)
     trained, now = MASKINGS[config.objective.masking].attention, lm.config
     if trained is not None:

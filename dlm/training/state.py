@@ -81,7 +81,7 @@ def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim
 
 
 def _optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[dict], dict[str, Tensor]]:
-    """Its groups as plain data with names for parameters, and its tensors as `parameter/key`."""
+    """The groups as plain data, with names for parameters, and the tensors as `parameter/key`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     groups = [
         {key: value for key, value in group.items() if key != "params"} | {"names": [names[p] for p in group["params"]]}

@@ -10,7 +10,7 @@ from dlm.training.processes import sum_over_processes
 
 
 class StopRequest:
-    """While entered, the first SIGINT or SIGTERM is noted in `name`; the second one acts as it did before."""
+    """While entered, `name` is that of the first SIGINT or SIGTERM; a second one acts as it did before."""
 
     def __init__(self) -> None:
         self.name: str | None = None

@@ -83,7 +83,9 @@ def test_a_prompt_is_never_masked_and_the_answer_is_averaged_over_its_own_length
     noised = mask_tokens(torch.tensor([IDS]).repeat(8, 1), torch.arange(8), MASK, seed=0, step=0, maskable=answer)
     assert not noised.masked[:, :2].any() and noised.masked[:, 2:].any()
     objective = Objective(network, ObjectiveConfig(truncate_probability=1.0), seed=0, length=LENGTH)
-    losses = [loss_of(objective, batch(100, step, answer=answer[:1].repeat(100, 1))).item() for step in range(30)]
+    batches = [batch(100, step, answer=answer[:1].repeat(100, 1)) for step in range(30)]
+    assert {view.targets.shape[1] for rows in batches for view in objective.masking.views(rows)} == {LENGTH}  # uncut
+    losses = [loss_of(objective, rows).item() for rows in batches]
     table = masked_nats(network, IDS)
     t = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
     p = (1 - EPSILON) * t + EPSILON
