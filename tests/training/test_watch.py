@@ -148,7 +148,13 @@ def test_epochs_end_where_the_data_goes_round(tmp_path):
     assert [bounds[r["step"]] for r in told] == [r["epoch_bound"] for r in told] and set(bounds) == {*ends, 40}
 
 
-def test_an_epoch_that_is_stopped_in_goes_on_in_its_figures():
+def test_an_epoch_that_is_stopped_in_goes_on_in_its_figures(tmp_path):
+    runs = [Run(config(tmp_path, watch__epochs="true")) for _ in range(2)]
+    runs[0].epochs.load_state_dict({"epoch": 2, "tokens": 350, "seconds": 5.0})
+    runs[0].optimiser_step()
+    runs[0].save_checkpoint()
+    runs[1].resume()
+    assert runs[1].epochs.state_dict() == runs[0].epochs.state_dict() and runs[1].tokens == runs[0].tokens
     epochs, other = Epochs(True), Epochs(True)
     assert epochs.ended(0, 100, 1.0) == {}
     assert epochs.ended(1, 200, 2.0)["epoch_tokens"] == 200
