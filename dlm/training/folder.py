@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
-from dlm.data.atomic import write_text
+from dlm.atomic import write_text
 from dlm.errors import UserError
 from dlm.training import checkpoint
 from dlm.training.config import TrainConfig
