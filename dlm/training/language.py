@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from dlm.inference.generation import generate, infill
 from dlm.models.lm import LM
 from dlm.models.transformer import Transformer
 from dlm.training import adapters
@@ -88,11 +89,9 @@ class LanguageModel(TokenCosts, Trainable):
 
     def sample(self, prompt: str, gen_length: int) -> str:
         """What follows the prompt, or the prompt with its [MASK:n] filled in."""
-        import dlm
-
         if "[MASK" in prompt:
-            return dlm.infill(self.lm, [prompt])[0].text
-        return dlm.generate(self.lm, [prompt], gen_length=gen_length)[0].text
+            return infill(self.lm, [prompt])[0].text
+        return generate(self.lm, [prompt], gen_length=gen_length)[0].text
 
     def numbers(self) -> dict[str, float]:
         """The cosines of the layers aligned in this step."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dlm.diffusion.loss import token_losses
+from dlm.inference.generation import generate, infill
 from dlm.inference.request import Generation
 from dlm.models.lm import LM
 from dlm.models.transformer import Transformer
@@ -111,19 +112,17 @@ def decode(lm: LM, ids: Tensor, answer: Tensor) -> Generation:
 
     An answer that lies between given tokens is filled in.
     """
-    import dlm
-
     given = (~answer).nonzero()
     if len(given) and lm.config.attention == "bidirectional":
         canvas = torch.where(answer, lm.require_mask_id(), ids).tolist()
-        return dlm.infill(lm, [canvas], steps=min(int(answer.sum()), DECODED))[0]
+        return infill(lm, [canvas], steps=min(int(answer.sum()), DECODED))[0]
     start = int(given.max()) + 1 if len(given) and answer[-1] else len(ids) // 2
     block = lm.config.block_length or 1
     length = max(block, min(DECODED, len(ids) - start) // block * block)
     block = block if lm.config.attention == "block_causal" else length
     prompt = [ids[:start].tolist()]
     # A whole block may reach past the row, and the row past the context.
-    return dlm.generate(lm, prompt, gen_length=length, block_length=block, steps=length, allow_long=True)[0]
+    return generate(lm, prompt, gen_length=length, block_length=block, steps=length, allow_long=True)[0]
 
 
 def _spelt(lm: LM, ids: list[int]) -> list[str]:
