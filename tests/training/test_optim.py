@@ -10,6 +10,8 @@ from dlm.models import ModelConfig, Transformer
 from dlm.training.config import GroupConfig, OptimConfig, TrainSection
 from dlm.training.language import matrices_of
 from dlm.training.optim import Muon, build_optimizer, lr_factor, orthogonalise, parameter_groups
+from dlm.training.run import Run
+from tests.training.runs import config
 
 
 def test_muon_follows_torchs_own_up_to_bfloat16():
@@ -103,3 +105,15 @@ def test_what_cannot_be_frozen_is_named_with_what_can():
 def test_schedules(options, expected):
     section = TrainSection(steps=110, warmup_steps=10, **options)
     assert all(math.isclose(lr_factor(step, section), factor, abs_tol=1e-9) for step, factor in expected.items())
+
+
+def test_averages_follow_their_formula_and_are_what_is_validated_and_saved(tmp_path):
+    run, mean = Run(config(tmp_path, train__ema="0.75")), {}
+    for _ in range(3):
+        run.optimiser_step()
+        now = {name: p.detach().clone() for name, p in run.network.named_parameters()}
+        mean = {name: 0.75 * mean[name] + 0.25 * p for name, p in now.items()} if mean else now
+    with run.averaged() as model:
+        for name, p in model.network.named_parameters():
+            torch.testing.assert_close(p, mean[name])
+    assert all(torch.equal(p, now[name]) for name, p in run.network.named_parameters())
