@@ -126,7 +126,7 @@ def measure(
 
     from dlm.training.anchors import write_anchors
     from dlm.training.config import TrainConfig
-    from dlm.training.loop import Run
+    from dlm.training.run import Run
 
     align = {"weight": 1.0, "layers": tuple(options.layers) if options.layers else "all"}
     cache = {"anchors": str(scratch / "anchors"), "anchors_dtype": options.dtype}

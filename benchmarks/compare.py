@@ -157,7 +157,8 @@ def run(name: str, seed: int, options: argparse.Namespace) -> Result:
 
     import dlm
     from dlm.bench.peak import Peak
-    from dlm.training.loop import Run
+    from dlm.training.loop import go
+    from dlm.training.run import Run
     from dlm.training.validate import HeldOut
 
     config = row_config(name, seed, options.out, options.extra)
@@ -166,13 +167,14 @@ def run(name: str, seed: int, options: argparse.Namespace) -> Result:
         make_traces(seed, options)
     training = Run(config)
     # Whatever a row trains on, its bound is that of one held-out text.
-    tokenizer, text = training.lm.require_tokenizer(), row_config("ar", seed, options.out, options.extra).data
+    tokenizer, text = training.model.tokenizer, row_config("ar", seed, options.out, options.extra).data
+    assert tokenizer is not None
     sizes = torch.as_tensor(tokenizer.token_bytes)
     held_out = HeldOut.of(text, tokenizer, t.length, e.sequences, e.batch_size, seed)
     assert held_out is not None
     training.held_out = held_out
     with Peak(training.accelerator.device) as peak:
-        training.go()
+        go(training)
     lm = dlm.load(t.out)
     ids = torch.cat([rows for rows, _ in held_out.batches])[:WINDOWS].to(lm.device)
     frontier = [revealed(lm, ids, threshold, sizes) for threshold in (THRESHOLDS if name != "ar" else THRESHOLDS[:1])]

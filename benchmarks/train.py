@@ -280,7 +280,7 @@ def _peak_rss() -> int:
 def _ceiling(name: str, plan: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from dlm.training.throughput import gemm_ceiling
+    from dlm.training.profile import gemm_ceiling
 
     dtype = torch.bfloat16 if plan["facts"]["precision"] == "bf16" else torch.float32
     return {"flops": gemm_ceiling(torch.device("cpu"), dtype)}
@@ -289,8 +289,9 @@ def _ceiling(name: str, plan: dict[str, Any]) -> dict[str, Any]:
 def _ours(name: str, plan: dict[str, Any]) -> dict[str, Any]:
     """`dlm.train` on the stream that the token sequences were taken from."""
     from dlm.training.config import TrainConfig
-    from dlm.training.loop import Run
-    from dlm.training.throughput import flops_a_token
+    from dlm.training.loop import go
+    from dlm.training.profile import flops_a_token
+    from dlm.training.run import Run
 
     facts, contender = plan["facts"], CONTENDERS[name]
     steps = facts["warmup"] + facts["steps"]
@@ -324,7 +325,7 @@ def _ours(name: str, plan: dict[str, Any]) -> dict[str, Any]:
             return told
 
         run.optimiser_step = timed
-        losses = run.go().losses
+        losses = go(run).losses
     size = sum(p.numel() for p in run.network.parameters())
     flops = flops_a_token(run.network.config, size, facts["length"])
     return {

@@ -28,8 +28,8 @@ def measure(config: BenchConfig, say: Say) -> Finding:
     import torch
 
     from dlm.bench.peak import Peak
-    from dlm.training.loop import Run
-    from dlm.training.throughput import gemm_ceiling
+    from dlm.training.profile import gemm_ceiling
+    from dlm.training.run import Run
 
     s = config.train or TrainBenchSection()
     with tempfile.TemporaryDirectory() as folder:

@@ -74,6 +74,7 @@ def measure_bound(
 ) -> BoundResult:
     """The bound over `sequences` of the held-out split of `data`, or over all of it where it has fewer."""
     from dlm.models.required import require_lm
+    from dlm.training.scoring import TokenCosts
     from dlm.training.validate import HeldOut
 
     require_lm(lm, "measure_bound()")
@@ -85,7 +86,7 @@ def measure_bound(
     held = HeldOut.of(data, tokenizer, length, sequences, batch_size, seed)
     if held is None:
         raise UserError(f'the held-out split of data.source = "{data.source}" is empty: raise data.heldout_fraction')
-    found = held.bound(lm.network, draws, seed)
+    found = held.bound(TokenCosts(lm.network), draws, seed)
     bits = found.bits_per_byte
     return BoundResult(
         sequences=held.sequences,

@@ -1,4 +1,4 @@
-"""Training: objectives, optimisers, exactly resumable checkpoints, and the loop, on accelerate."""
+"""Training on accelerate: `loop` runs it, `trainable` says what can be trained, `masking` how text is corrupted."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Adapters in a run: what is attached before it, what its checkpoints hold, what it leaves. Knows no loop and no loss."""
+"""[adapter]: LoRA and QLoRA in a run: attached at its start, alone in its checkpoints, alone saved at its end."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from dlm.training.processes import SPREAD
 
 
 def check(config: TrainConfig, a: Accelerator) -> None:
-    """Refuse what cannot be before anything is loaded."""
+    """A UserError for an impossible combination, before anything is loaded."""
     kind, t = config.adapter.kind, config.train
     if kind == "none":
         return
@@ -31,7 +31,7 @@ def check(config: TrainConfig, a: Accelerator) -> None:
 
 
 def attach(config: TrainConfig, lm: LM, device: torch.device) -> None:
-    """Put the adapters of [adapter] into the model; they alone will be trained."""
+    """Put adapters into the model; only they will be trained."""
     c = config.adapter
     if c.kind == "none":
         return
@@ -42,7 +42,7 @@ def attach(config: TrainConfig, lm: LM, device: torch.device) -> None:
 
 
 def keep_trained(module: nn.Module) -> None:
-    """Leave out of checkpoints what is not trained: it lies elsewhere, and 4-bit matrices cannot be read back."""
+    """Leave frozen weights out of checkpoints: they are in the base model, and 4-bit ones cannot be read back."""
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
 
     def forget(_: nn.Module, state: dict, prefix: str, __: object) -> None:
@@ -54,7 +54,7 @@ def keep_trained(module: nn.Module) -> None:
 
 
 def save(config: TrainConfig, lm: LM, out: Path) -> None:
-    """The run's last act: the model or, of adapters, these alone and, with adapter.merge, the model with them merged."""
+    """Write the model, or the adapters alone; with adapter.merge also the merged model."""
     dtype = config.train.save_dtype
     lm.save(out, dtype=dtype, overwrite=True, code=True)
     if config.adapter.merge:

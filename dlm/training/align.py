@@ -1,4 +1,4 @@
-"""Alignment of masked tokens' states to a frozen causal teacher's (arXiv 2605.06885). Knows no optimiser and no files."""
+"""[align]: draws the states of masked tokens towards those of a frozen causal teacher (arXiv 2605.06885)."""
 
 import math
 from typing import Any
@@ -14,17 +14,17 @@ from dlm.models.lm import LM
 from dlm.training.anchors import Anchors
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
-from dlm.training.masking import View
+from dlm.training.masking.view import View
 from dlm.training.sections import AlignConfig
 from dlm.training.teacher import LiveTeacher, States, Teacher, at, chosen_layers
 
 
 class Align:
-    """weight * (1 - mean cosine of the student's and the teacher's states).
+    """The term weight * (1 - mean cosine of the student's and the teacher's states).
 
-    The mean is over the step's layers and over a sequence's masked tokens, then over the sequences of the global batch:
-    shares add up to the same term however a batch is split, and, as in the likelihood bound, sequences count the same
-    whatever their noise level. Layers and tokens of a step are drawn by addressed random numbers.
+    The mean is over the layers and masked tokens of each sequence, then over the sequences of the global batch. So the
+    shares of a split batch add up, and each sequence counts the same whatever its noise level, as in the likelihood
+    bound. Addressed random numbers choose the layers and tokens of a step.
     """
 
     def __init__(self, config: AlignConfig, teacher: Teacher, seed: int) -> None:
@@ -44,7 +44,7 @@ class Align:
         return sorted(every[i] for i in order[: self.config.num_sample_layers].tolist())
 
     def loss(self, taps: dict[int, Tensor], states: States, view: View, batch: Batch, shifted: bool, of: int) -> Tensor:
-        """One of the step's `of` views: its share of the term, from the outputs of the student's layers."""
+        """The share of one of the step's `of` views; `taps` are the outputs of the student's layers."""
         where = view.asked
         if shifted:  # the state before predicts; before the first token there is none
             where = where & (torch.arange(where.shape[1], device=where.device) > 0)
@@ -72,7 +72,7 @@ class Align:
         count = (self.config.sub_sample_ratio * where.sum(-1, keepdim=True)).round().long().clamp(min=1)
         return smallest(number, where, count)
 
-    # --- what watchers and checkpoints ask ------------------------------------------------------------------------
+    # --- for [watch] and checkpoints ------------------------------------------------------------------------------
 
     @property
     def cosines(self) -> dict[int, Tensor]:
@@ -92,7 +92,7 @@ class Align:
 
 
 def build_align(config: TrainConfig, student: LM, device: torch.device) -> Align | None:
-    """The term that [align] asks for, with its teacher loaded or its anchors found; None when it asks for none."""
+    """The term, with its teacher loaded or its anchors found; None where align.weight = 0."""
     c = config.align
     if not c.weight:
         return None

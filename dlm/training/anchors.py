@@ -1,4 +1,4 @@
-"""A causal teacher's states of training sequences on disk, one file a sequence. Knows no loss."""
+"""A teacher's states of training sequences on disk, one file each: written by `dlm-prepare anchors`, read by [align]."""
 
 import json
 import shutil
@@ -62,7 +62,7 @@ class Anchors:
         """There is nothing to compile."""
 
     def states(self, input_ids: Int[Tensor, "b l"]) -> States:
-        """The files of these sequences, of which the rows that are asked for are read."""
+        """Opens these sequences' files; the result reads rows of them."""
         files = [self._open(key) for key in keys(input_ids)]
 
         def read(layer: int, sequences: Tensor, positions: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def keys(input_ids: Int[Tensor, "b l"]) -> list[str]:
 
 
 def place(folder: Path, key: str) -> Path:
-    """Where a sequence's file is; 256 folders keep each of them short."""
+    """A sequence's file, in one of 256 folders."""
     return folder / key[:2] / f"{key}.safetensors"
 
 
@@ -134,7 +134,7 @@ def write_anchors(config: TrainConfig) -> Written:
 
 
 def _begin(folder: Path, teacher: LiveTeacher, config: TrainConfig) -> None:
-    """The manifest, or a check that the folder's is this one; what a killed process left half written goes."""
+    """Write the manifest, or check that it is the same; delete what a killed process left half written."""
     manifest = {
         "teacher": teacher_name(config),
         "weights": teacher.identity,
@@ -154,7 +154,7 @@ def _begin(folder: Path, teacher: LiveTeacher, config: TrainConfig) -> None:
 
 
 def _write(folder: Path, teacher: LiveTeacher, ids: Int[Tensor, "b l"], dtype: torch.dtype) -> int:
-    """The files of these sequences that are not there; how many that were."""
+    """Write the missing files of these sequences; returns how many."""
     paths = [place(folder, key) for key in keys(ids)]
     if all(path.exists() for path in paths):
         return 0

@@ -1,4 +1,4 @@
-"""The rows of one optimiser step, as objectives see them. Knows nothing of where they come from or of the loss."""
+"""The rows of one optimiser step, as an objective gets them."""
 
 from dataclasses import dataclass, replace
 

@@ -1,43 +1,28 @@
-"""Checkpoints of a run: written whole or not at all, each file with its digest, and the newest one that is whole."""
+"""Checkpoint folders: written whole or not at all, with a digest of each file; finds the newest that is undamaged."""
 
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
 from dlm.errors import UserError
+from dlm.training.digests import Digest, Name, differing, digests
 
 NAME = re.compile(r"step-\d+")
 MANIFEST = "manifest.json"
 FORMAT = 2  # 1 was accelerate's own, whose files had to be unpickled
 ASIDE = "damaged-"  # before the name of a checkpoint that a run has passed over
-THREADS = 4  # that compute digests; hashlib does not hold the interpreter's lock
-
-
-Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
-"""Of a file in the folder itself."""
-
-
-class Digest(BaseModel):
-    """Size in bytes and BLAKE2b-128 of one file."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-    size: int
-    blake2b: str
 
 
 class Manifest(BaseModel):
-    """What a whole checkpoint consists of. It is the last file that is written."""
+    """manifest.json, the last file to be written: what a whole checkpoint consists of."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     format: int
@@ -80,7 +65,7 @@ def publish(folder: Path, step: int, write: Callable[[Path], None], keep_last: i
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
 
-    # Main alone, all, all, main alone: nobody begins a stage before everybody has ended the one before.
+    # (job, whether this process does it); nobody begins a stage before everybody has ended the one before.
     stages = (
         (begin, group.main),
         (lambda: write(work), True),
@@ -113,9 +98,7 @@ def _unwritten(folder: Path, step: int, failure: Exception | None) -> UserError:
 def _write_digests(work: Path, group: Group) -> None:
     """The digests of this process's share of the files, for the main process to gather."""
     mine = group.share(sorted(path.name for path in work.iterdir() if not path.name.startswith(".digests-")))
-    with ThreadPoolExecutor(THREADS) as pool:
-        digests = dict(zip(mine, pool.map(lambda name: digest(work / name), mine), strict=True))
-    text = json.dumps({name: found.model_dump() for name, found in digests.items()})
+    text = json.dumps({name: found.model_dump() for name, found in digests(work, mine).items()})
     (work / f".digests-{group.index}").write_text(text)
 
 
@@ -134,7 +117,7 @@ def _seal(folder: Path, step: int, work: Path, keep_last: int) -> None:
         shutil.rmtree(final)
     os.rename(work, final)
     sync(folder)
-    aside = [path for path in set_aside(folder) if step_of(path) <= step]
+    aside = [path for path in found(folder, ASIDE) if step_of(path) <= step]
     for old in [*found(folder)[keep_last:], *folder.glob(".writing-*"), *aside]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -148,34 +131,14 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def digest(path: Path) -> Digest:
-    """Size and BLAKE2b-128 of a file, read in pieces."""
-    found, size = blake2b(digest_size=16), 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            found.update(piece)
-            size += len(piece)
-    return Digest(size=size, blake2b=found.hexdigest())
-
-
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
-def found(folder: Path) -> list[Path]:
-    """Checkpoints by name, newest first; a folder that a crash left half written has another name."""
-    return _named(folder, "")
-
-
-def set_aside(folder: Path) -> list[Path]:
-    """Damaged checkpoints that a run has passed over, newest first."""
-    return _named(folder, ASIDE)
-
-
-def _named(folder: Path, prefix: str) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    names = (path for path in folder.iterdir() if path.name.startswith(prefix))
-    return sorted((path for path in names if NAME.fullmatch(path.name.removeprefix(prefix))), key=step_of, reverse=True)
+def found(folder: Path, prefix: str = "") -> list[Path]:
+    """Checkpoints by name, newest first; with the prefix ASIDE the damaged ones that a run has passed over."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    named = (p for p in paths if p.name.startswith(prefix) and NAME.fullmatch(p.name.removeprefix(prefix)))
+    return sorted(named, key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -212,7 +175,7 @@ def _put_aside(path: Path) -> None:
     target = path.with_name(ASIDE + path.name)
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target, ignore_errors=True)
-    with suppress(OSError):  # then it is found out again at the next start
+    with suppress(OSError):  # if it cannot be renamed, the next start finds the damage again
         os.replace(path, target)
 
 
@@ -222,45 +185,29 @@ def damage(checkpoint: Path, group: Group = ALONE) -> str | None:
 
 
 def _damages(checkpoint: Path, group: Group) -> Iterator[str]:
-    if not checkpoint.is_dir():
-        yield "not a folder"
-        return
-    try:
-        manifest = Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        earlier = (checkpoint / "custom_checkpoint_0.pkl").exists()
-        yield (
-            "written by an earlier version of dlm, in pickles, which are never read" if earlier else "no manifest.json"
-        )
-        return
-    except OSError as error:
-        yield f"manifest.json: {error.strerror}"
-        return
-    except ValidationError:
-        yield "manifest.json is not what was written"
+    manifest = _manifest(checkpoint)
+    if isinstance(manifest, str):
+        yield manifest
         return
     if manifest.format != FORMAT:
         yield f"format {manifest.format}: this version of dlm reads format {FORMAT}"
     elif manifest.step != step_of(checkpoint):
         yield f"its manifest.json is of step {manifest.step}"
-    yield from differing(checkpoint, manifest.files, group)
+    yield from differing(checkpoint, {name: manifest.files[name] for name in group.share(sorted(manifest.files))})
 
 
-def differing(folder: Path, files: dict[str, Digest], group: Group = ALONE) -> Iterator[str]:
-    """What is wrong with each file of this process's share that is not as its digest says."""
-    mine = group.share(sorted(files))
-    with ThreadPoolExecutor(THREADS) as pool:
-        problems = pool.map(lambda name: _difference(folder / name, files[name]), mine)
-        yield from (name + problem for name, problem in zip(mine, problems, strict=True) if problem)
-
-
-def _difference(path: Path, expected: Digest) -> str | None:
+def _manifest(checkpoint: Path) -> Manifest | str:
+    """The manifest, or what is wrong with it."""
+    if not checkpoint.is_dir():
+        return "not a folder"
     try:
-        size = path.stat().st_size
-        if size != expected.size:
-            return f" has {size:,} bytes instead of {expected.size:,}"
-        return None if digest(path) == expected else " has other bytes than were written (BLAKE2b differs)"
+        return Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
     except FileNotFoundError:
-        return " is missing"
+        pickled = (checkpoint / "custom_checkpoint_0.pkl").exists()
+        return (
+            "written by an earlier version of dlm, in pickles, which are never read" if pickled else "no manifest.json"
+        )
     except OSError as error:
-        return f": {error.strerror}"
+        return f"manifest.json: {error.strerror}"
+    except ValidationError:
+        return "manifest.json is not what was written"

@@ -1,4 +1,4 @@
-"""Everything `dlm-train` reads, and the sections of the run itself. Knows no tensors: must import without torch."""
+"""Everything `dlm-train` reads, and the sections of the run itself. Must import without torch."""
 
 from typing import Literal, Self
 
@@ -13,6 +13,7 @@ from dlm.training.sections import (
     ProfileConfig,
     ReplayConfig,
     Section,
+    TrainableConfig,
     WatchConfig,
 )
 
@@ -145,6 +146,7 @@ class TrainConfig(Section):
     train: TrainSection = Field(default=TrainSection(), description="the run itself")
     model: ModelConfig = Field(default=ModelConfig(), description="the network's shape, when training from scratch")
     data: DataConfig = Field(default=DataConfig(), description="what to train on")
+    trainable: TrainableConfig = Field(default=TrainableConfig(), description="what kind of model is trained")
     objective: ObjectiveConfig = Field(default=ObjectiveConfig(), description="what is minimised")
     replay: ReplayConfig = Field(default=ReplayConfig(), description="past batches among the new ones")
     align: AlignConfig = Field(default=AlignConfig(), description="alignment to a causal teacher")
@@ -206,7 +208,8 @@ class TrainConfig(Section):
             raise ValueError(f"align.weight = {self.align.weight}: no teacher; set align.teacher or train.init_from")
         if self.adapter.kind != "none" and t.init_from is None:
             raise ValueError(f"adapter.kind = {self.adapter.kind!r} needs the model it adapts: set train.init_from")
-        if t.init_from is None and t.length > self.model.max_position_embeddings:
+        language = self.trainable.kind == "language"
+        if language and t.init_from is None and t.length > self.model.max_position_embeddings:
             raise ValueError(
                 f"train.length = {t.length} exceeds model.max_position_embeddings = {self.model.max_position_embeddings}"
             )

@@ -1,4 +1,4 @@
-"""A run's folder: one run at a time writes into it, and where nothing can be written a user reads why."""
+"""A run's folder: one run at a time writes into it, only the same config goes on in it, and a finished one says so."""
 
 import errno
 import fcntl
@@ -8,13 +8,25 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
+from dlm.atomic import write_text
 from dlm.errors import UserError
+from dlm.training import checkpoint
+from dlm.training.config import TrainConfig
+from dlm.training.digests import Digest, Name, differing, digests
 
 LOCK = ".lock"
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+FINISHED = "finished.json"
+Measured = tuple[float, float | None] | None  # a mean and its standard error
+# Changing these between stop and resume does not change the numbers that a run computes.
+FREE = {"log", "watch", "profile", "checkpoint", "eval", "data.prefetch", "data.cache", "train.gradient_checkpointing"}
+FREE |= {f"train.{name}" for name in ("out", "resume", "threads", "device", "save_dtype")} | {"adapter.merge"}
+EXTENDABLE = {"train.steps", "train.decay_steps"}  # under some schedules
 _held: set[int] = set()  # open lock files, which a forked child must not keep locked
 
 
@@ -84,3 +96,80 @@ def writing(folder: Path) -> Iterator[None]:
         raise UserError(
             f"train.out = {str(folder)!r}: cannot write {where}: {why}; make room or give another train.out"
         ) from error
+
+
+# --- the same run -----------------------------------------------------------------------------------------------------
+
+
+def other_settings(saved: dict[str, Any], config: TrainConfig) -> Iterator[tuple[str, object, object]]:
+    """Dotted keys that differ and would change the numbers of a run, with the saved value and the config's.
+
+    A setting that the saved config has not, since an earlier version wrote it, stood at its default.
+    """
+    free = FREE | EXTENDABLE if config.extendable else FREE
+    defaults = TrainConfig().model_dump(mode="json")
+    return _differences(saved, config.model_dump(mode="json"), defaults, free, "")
+
+
+def _differences(
+    old: dict, new: dict, defaults: dict, free: set[str], prefix: str
+) -> Iterator[tuple[str, object, object]]:
+    for key in sorted({*old, *new}):
+        default, dotted = defaults.get(key), prefix + key
+        was, now = old.get(key, default), new.get(key)
+        if dotted in free or was == now:
+            continue
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from _differences(was, now, default if isinstance(default, dict) else {}, free, f"{dotted}.")
+        else:
+            yield dotted, was, now
+
+
+def check_same_run(saved: Path, config: TrainConfig) -> None:
+    """Refuse to resume under another config, where the difference would change the numbers."""
+    for key, was, now in other_settings(json.loads((saved / "config.json").read_text()), config):
+        raise UserError(
+            f"{saved}: was written with {key} = {was!r}, but now {key} = {now!r}; "
+            "resume with the same config, give another train.out, or set train.resume = false"
+        )
+
+
+# --- a finished run ---------------------------------------------------------------------------------------------------
+
+
+class Finished(BaseModel):
+    """finished.json beside the final model: the run's last step, its results, its config, its files."""
+
+    model_config = ConfigDict(extra="forbid")
+    step: int
+    bound: Measured
+    bits_per_byte: Measured
+    files: dict[Name, Digest]
+    config: dict[str, Any]
+
+
+def note(config: TrainConfig, step: int, bound: Measured, bits_per_byte: Measured) -> None:
+    """Write finished.json, after the model."""
+    out = Path(config.train.out)
+    files = digests(out, (path.name for kind in ("*config.json", "*.safetensors") for path in out.glob(kind)))
+    facts = {"step": step, "bound": bound, "bits_per_byte": bits_per_byte, "files": files}
+    found = Finished.model_validate({**facts, "config": config.model_dump(mode="json")})
+    write_text(out / FINISHED, found.model_dump_json(indent=1) + "\n")
+
+
+def finished(config: TrainConfig) -> Finished | None:
+    """What finished.json says, if it is of the run that `config` describes and that is at its last step."""
+    try:
+        found = Finished.model_validate_json((Path(config.train.out) / FINISHED).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    same = not any(other_settings(found.config, config))
+    return found if same and found.step >= config.train.steps else None
+
+
+def is_whole(found: Finished, config: TrainConfig) -> bool:
+    """Whether the final model and the newest checkpoint, if there is one, are as they were written."""
+    out = Path(config.train.out)
+    newest = checkpoint.found(out / "checkpoints")[:1]
+    right = all(checkpoint.step_of(path) == found.step and not checkpoint.damage(path) for path in newest)
+    return right and not any(differing(out, found.files))

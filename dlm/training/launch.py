@@ -1,4 +1,4 @@
-"""`dlm-train --launch`: the same command once for every GPU of this machine, by accelerate. Knows nothing of training."""
+"""`dlm-train --launch`: starts the same command once for each GPU of this machine, by accelerate."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The module that turns a batch into the parts of this process's loss. Knows no optimiser and no loop."""
+"""The loss of a language model: a masking's views through the network, summed by the formulas of dlm.diffusion.loss."""
 
 import torch
 from torch import Tensor, nn
@@ -7,24 +7,30 @@ from dlm.diffusion.loss import token_entropies, token_losses
 from dlm.models.transformer import Transformer
 from dlm.training.align import Align
 from dlm.training.batch import Batch
-from dlm.training.masking import MASKINGS, View
-from dlm.training.profile import OFF, Ranges
+from dlm.training.masking import masking_of
+from dlm.training.masking.view import View
+from dlm.training.profile import OFF, SILENT, Ranges
 from dlm.training.scoring import in_slices
 from dlm.training.sections import ObjectiveConfig
 
 
 class Objective(nn.Module):
-    """A masking's views through the network. The forward happens in here, so that DDP and FSDP see one module."""
+    """Turns a batch into the parts of this process's share of the loss; DDP and FSDP wrap this one module."""
 
     def __init__(
-        self, network: Transformer, config: ObjectiveConfig, seed: int, length: int, align: Align | None = None
+        self,
+        network: Transformer,
+        config: ObjectiveConfig,
+        seed: int,
+        length: int,
+        align: Align | None = None,
+        ranges: Ranges = SILENT,
     ) -> None:
         super().__init__()
         self.network, self.config, self.length, self.align = network, config, length, align
-        self.masking = MASKINGS[config.masking](config, network.config, seed)
+        self.masking, self.ranges = masking_of(config, network.config, seed), ranges
         self.hidden = network.hidden
         self.names = ("masked", "entropy") if config.entropy_weight else ("masked",)
-        self.ranges = Ranges()
 
     def compile_parts(self) -> None:
         """torch.compile the network's body for full sequences, and the loss for any number of asked tokens.
@@ -58,11 +64,6 @@ class Objective(nn.Module):
                     shifted = self.network.config.shifted_logits
                     _add(parts, "align", self.align.loss(taps, teacher, view, batch, shifted, of=len(views)))
         return parts
-
-    @property
-    def cosines(self) -> dict[int, Tensor]:
-        """Of the layers aligned in the last step, the mean cosine over this process's tokens."""
-        return self.align.cosines if self.align else {}
 
     def token_loss(self, hidden: Tensor, view: View) -> Tensor:
         """The parts of the loss, in the order of `names`, of the view's asked tokens."""

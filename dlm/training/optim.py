@@ -1,4 +1,4 @@
-"""Optimiser groups, Muon and the learning-rate schedule. Knows nothing of losses or data."""
+"""Optimiser groups, AdamW and Muon in one optimiser with averaged weights, and the learning-rate schedule."""
 
 import math
 import re
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlm.errors import UserError
-from dlm.models.transformer import Transformer
 from dlm.training.config import GroupConfig, OptimConfig, TrainSection
 from dlm.training.processes import share, whole
+from dlm.training.trainable import Matrices
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Each group under its own algorithm: one optimiser, since accelerate saves, and DeepSpeed drives, no more than one.
+    """Each group under its own algorithm, as one optimiser: DeepSpeed drives no more than one.
 
-    With `ema` a parameter's state also holds its `average`, so that it is sharded and saved as the rest of it.
+    With `ema` the state of a parameter also holds its `average`, which is sharded and saved like the rest.
     """
 
     def __init__(self, groups: list[dict], config: OptimConfig, ema: float) -> None:
@@ -35,7 +35,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         assert closure is None
-        for name, part in self.parts.items():  # loading and sharding put new groups and tensors in place of the old
+        for name, part in self.parts.items():  # loading and sharding replace groups and tensors
             part.state, part.param_groups = self.state, [g for g in self.param_groups if g["algorithm"] == name]
             part.step()
         if self.ema:
@@ -57,7 +57,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon with its Newton-Schulz iterations batched over matrices of one shape, in a dtype the device is fast in.
+    """torch's Muon, faster: Newton-Schulz iterations of all matrices of one shape at once, on a CPU in fp32.
 
     torch iterates matrix by matrix and always in bfloat16, which on a CPU without bfloat16 units takes several times as
     long as fp32. State and hyper-parameters are torch's own.
@@ -76,7 +76,7 @@ class Muon(torch.optim.Muon):
                     state["momentum_buffer"] = torch.zeros_like(parameter.grad)
                 buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
                 update = parameter.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-                # A shard's matrix is gathered, and each process then takes the same step: rows cannot be done apart.
+                # A sharded matrix is gathered, since its rows cannot be done apart; each process then takes the same step.
                 alike[parameter.shape].append((parameter, whole(update)))
             for (rows, columns), members in alike.items():
                 updates = orthogonalise(
@@ -101,38 +101,36 @@ def orthogonalise(updates: Tensor, coefficients: tuple[float, float, float], ste
     return (x.mT if tall else x).to(updates.dtype)
 
 
-def parameter_groups(network: Transformer) -> dict[str, list[nn.Parameter]]:
-    """Every parameter once, under `hidden`, `embed`, `head` or `scalar`."""
-    hidden = {id(p) for _, p in network.matrices() if p.ndim == 2}
-    embed = {id(m.weight) for m in (network.embed, network.positions) if m is not None}
-    head = {id(network.lm_head.weight)} if network.lm_head is not None else set()
+def parameter_groups(network: nn.Module, matrices: Matrices) -> dict[str, list[nn.Parameter]]:
+    """Every trained parameter once, under `hidden`, `embed`, `head` or `scalar`."""
+    group_of = {id(p): name for name in ("head", "embed", "hidden") for p in matrices.get(name, ())}
     groups: dict[str, list[nn.Parameter]] = {name: [] for name in ("hidden", "embed", "head", "scalar")}
     for parameter in network.parameters():
         if parameter.requires_grad:
-            key = id(parameter)
-            name = "hidden" if key in hidden else "embed" if key in embed else "head" if key in head else "scalar"
-            groups[name].append(parameter)
+            groups[group_of.get(id(parameter), "scalar")].append(parameter)
     return groups
 
 
-def freeze(network: Transformer, patterns: Iterable[str]) -> None:
-    """Take the parameters of these modules out of training: whole parts of dotted names, which * and ? may stand for."""
+def freeze(network: nn.Module, patterns: Iterable[str]) -> None:
+    """Take the parameters of these modules out of training; a pattern matches whole parts of dotted names, with * and ?."""
     parameters = dict(network.named_parameters())
     for pattern in patterns:
         found = [p for name, p in parameters.items() if fnmatchcase(f".{name}.", f"*.{pattern}.*")]
         if not found:
             known = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name).rpartition(".")[0] for name in parameters)
-            tied = " (the output head is the embedding)" if network.lm_head is None else ""
+            tied = " (the output head is the embedding)" if getattr(network, "lm_head", network) is None else ""
             raise UserError(f"optim.freeze = {pattern!r}: no such module; known: {', '.join(known)}{tied}")
         for parameter in found:
             parameter.requires_grad_(False)
 
 
-def build_optimizer(network: Transformer, config: OptimConfig, lr: float, ema: float = 0.0) -> Optimizer:
+def build_optimizer(
+    network: nn.Module, matrices: Matrices, config: OptimConfig, lr: float, ema: float = 0.0
+) -> Optimizer:
     """AdamW for its groups and Muon for its own; frozen and empty groups left out."""
     freeze(network, config.freeze)
     groups = []
-    for name, parameters in parameter_groups(network).items():
+    for name, parameters in parameter_groups(network, matrices).items():
         group: GroupConfig = getattr(config, name)
         if group.lr_scale == 0:
             for parameter in parameters:

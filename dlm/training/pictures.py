@@ -1,4 +1,4 @@
-"""What a run looks like: figures drawn from plain numbers and strings. Knows no model, no tracker and no step."""
+"""The figures of [watch], drawn by matplotlib from plain numbers and strings."""
 
 import re
 from collections.abc import Sequence

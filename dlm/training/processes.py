@@ -1,10 +1,12 @@
-"""One process or many: DDP, FSDP2 and DeepSpeed, as `accelerate launch` asks for. Knows no data and no loss."""
+"""One process or many: DDP, FSDP2 and DeepSpeed, as `accelerate launch` asks for."""
 
 import atexit
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -18,18 +20,17 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dlm.errors import UserError
 from dlm.models.device import pick_device
-from dlm.models.transformer import Transformer
 from dlm.training import folder
 from dlm.training.checkpoint import Group
 from dlm.training.config import TrainConfig
-from dlm.training.signals import sum_over_processes
+from dlm.training.trainable import Trainable
 
 SPREAD = (DistributedType.FSDP, DistributedType.DEEPSPEED)
-"""Where no process holds all weights on its device; these two move them there themselves."""
+"""No process holds all weights on its device; these two move the weights there themselves."""
 
 
 def start(config: TrainConfig) -> Accelerator:
-    """This process's place among the others, seeded; what the launcher asks for and the config cannot have is refused."""
+    """This process's Accelerator, with random generators seeded; a UserError where launcher and config do not fit."""
     t = config.train
     AcceleratorState._reset_state(True)  # a notebook's second run may differ in device and precision
     cpu = pick_device(t.device).type == "cpu"
@@ -57,7 +58,7 @@ def start(config: TrainConfig) -> Accelerator:
 
 
 def _leave() -> None:
-    """End the exchange with other processes before the interpreter goes: its threads may abort a process that leaves first."""
+    """Close the process group before the interpreter exits; else its threads may abort a process that exits first."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -73,7 +74,7 @@ def _prepare_fsdp(a: Accelerator) -> None:
 
 
 def _prepare_deepspeed(a: Accelerator, config: TrainConfig) -> None:
-    """What DeepSpeed does by itself, it does by the config's numbers."""
+    """Give DeepSpeed the config's batch size and clipping, which it applies itself."""
     t = config.train
     for key, value, instead in (
         ("optim.hidden.algorithm", config.optim.hidden.algorithm, "adamw"),
@@ -89,6 +90,21 @@ def _prepare_deepspeed(a: Accelerator, config: TrainConfig) -> None:
         "gradient_accumulation_steps": 1,  # the loss is a share of the step's already
         "gradient_clipping": t.clip,
     }
+
+
+def check_compiler(device: torch.device) -> None:
+    """An error before the first step where torch.compile, which builds C++ on a CPU, has no compiler."""
+    names = (os.environ.get("CXX", ""), "g++", "clang++")
+    if device.type == "cpu" and not any(shutil.which(name) for name in names if name):
+        raise UserError(
+            "train.compile = true needs a C++ compiler on a CPU: apt install g++, or set train.compile = false"
+        )
+
+
+def say(a: Accelerator, text: str) -> None:
+    """Print a line that every user must see, once."""
+    if a.is_main_process:
+        print(text, file=sys.stderr, flush=True)
 
 
 def micro_batch_size(config: TrainConfig, a: Accelerator) -> int:
@@ -114,7 +130,7 @@ def agree(a: Accelerator, checkpoints: list[Path], out: str) -> None:
 
 
 def group(a: Accelerator) -> Group:
-    """The processes, as what writes and checks a checkpoint together."""
+    """The processes as `checkpoint` sees them."""
 
     def all_well(well: bool) -> bool:
         return (
@@ -126,7 +142,7 @@ def group(a: Accelerator) -> Group:
 
 @contextmanager
 def claimed(a: Accelerator, config: TrainConfig) -> Iterator[None]:
-    """The run folder, for this run alone: the main process locks it, and where it cannot, all of them stop."""
+    """Lock the run folder for this run. The main process does it; if it cannot, all processes stop."""
     with ExitStack() as stack:
         failure = None
         try:
@@ -141,7 +157,7 @@ def claimed(a: Accelerator, config: TrainConfig) -> Iterator[None]:
 
 @contextmanager
 def exchanging(a: Accelerator, module: nn.Module, last: bool) -> Iterator[None]:
-    """Around forward and backward: gradients cross between processes after the step's last micro-batch alone."""
+    """Around forward and backward: exchange gradients only after the last micro-batch of a step."""
     a.sync_gradients = last  # DeepSpeed steps when this is True
     if last:
         yield
@@ -153,32 +169,41 @@ def exchanging(a: Accelerator, module: nn.Module, last: bool) -> Iterator[None]:
 class Whole:
     """All weights in one place, for what the main process does alone: validation, samples, the final model."""
 
-    def __init__(self, a: Accelerator, network: Transformer) -> None:
-        self.accelerator, self.network, self.empty = a, network, None
-        if a.distributed_type in SPREAD:  # to be called before the weights are spread out
-            self.empty = deepcopy(network).to("meta")
+    def __init__(self, a: Accelerator, model: Trainable) -> None:
+        self.accelerator, self.model, self.empty = a, model, None
+        if a.distributed_type in SPREAD:  # a copy without values, made before the weights are spread out
+            self.empty = deepcopy(model.network).to("meta")
 
-    def __call__(self, prepared: nn.Module) -> Transformer | None:
-        """The network in the main process, None in the others; each of them has to call this."""
+    def __call__(self, prepared: nn.Module) -> Trainable | None:
+        """The model in the main process, None in the others; each of them has to call this."""
         a = self.accelerator
         if self.empty is None:
-            return self.network if a.is_main_process else None
+            return self.model if a.is_main_process else None
         weights = a.get_state_dict(prepared)
         if not a.is_main_process:
             return None
         network, prefix = deepcopy(self.empty), "network."
         ours = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         network.load_state_dict(ours, assign=True)
-        return network.to(a.device)
+        model = copy(self.model)
+        model.network = network.to(a.device)
+        return model
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor's values from all shards."""
+    """All values of a tensor that may be sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def share(values: Tensor, like: Tensor) -> Tensor:
-    """The part of `values`, which every process has, that lies where this process's part of `like` does."""
+    """This process's part of `values`, which every process has whole, sharded as `like` is."""
     if not isinstance(like, DTensor):
         return values
     return distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def sum_over_processes(a: Accelerator, value: Tensor) -> float:
+    """The sum of a scalar over all processes."""
+    total = a.reduce(value, "sum")
+    assert isinstance(total, Tensor)
+    return total.item()

@@ -1,6 +1,7 @@
-"""Where a run's time and memory go: named ranges, a Chrome trace, a CUDA memory snapshot. Knows nothing of what they show."""
+"""Where a run's time and memory go: named ranges, a Chrome trace, a CUDA memory snapshot; and how fast it could be."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, record_function, schedule
 
 from dlm.errors import UserError
+from dlm.models.config import ModelConfig
 from dlm.training.sections import ProfileConfig
 
 OFF: AbstractContextManager = nullcontext()
@@ -22,9 +24,9 @@ WORDS: dict[str, dict[str, Any]] = {
 
 
 class Ranges:
-    """Names for stretches of work, down to a level of detail; what lies deeper gets one shared context that does nothing.
+    """Named ranges of work down to a level: 1 a step's phases; 2 views, network, loss parts; 3 layers.
 
-    1: a step's phases; 2: views, network, loss parts; 3: layers.
+    A range beyond the level is one shared context manager that does nothing.
     """
 
     def __init__(self, level: int = 0) -> None:
@@ -37,6 +39,9 @@ class Ranges:
         """At level 3, a range around each layer's forward."""
         for number, layer in enumerate(layers if self.level >= 3 else ()):
             _name_forward(layer, f"layer {number}")
+
+
+SILENT = Ranges()
 
 
 def _name_forward(module: nn.Module, name: str) -> None:
@@ -78,7 +83,7 @@ class Profile:
 
     @contextmanager
     def recording(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Record `active` steps after the first `wait` and `warmup` ones; a shorter run, or one that fails, what there is."""
+        """Record `active` steps after the first `wait` and `warmup` ones, or fewer if the run ends before."""
         c, self.say = self.config, say
         if c.trace or c.memory:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -142,3 +147,39 @@ def with_environment(config: ProfileConfig, environment: Mapping[str, str]) -> P
             raise UserError(f"DLM_PROFILE = {given!r}: {word!r} is none of {', '.join(WORDS)}")
         found |= WORDS[word]
     return config.model_copy(update=found)
+
+
+def flops_a_token(
+    config: ModelConfig, parameters: int, length: int, forwarded: float = 1.0, asked: float = 0.5
+) -> float:
+    """Training FLOPs a token of input: 6 a weight, attention's 12 * length * width a layer, the head where asked only.
+
+    Counted as in Kaplan et al. and nanoGPT, but the network runs on `forwarded` positions for each token and the vocabulary
+    projection on `asked` ones (see `Masking.work`). Of a mixture of experts, only the experts a token meets count.
+    """
+    head = config.vocab_size * config.hidden_size
+    body = parameters - head * (1 if config.tie_word_embeddings else 2)
+    if config.position_embedding == "learned":
+        body -= config.max_position_embeddings * config.hidden_size
+    if config.moe is not None:
+        m = config.moe
+        idle = m.num_experts - m.num_experts_per_tok
+        body -= 3 * config.hidden_size * m.intermediate_size * idle * (config.num_hidden_layers - m.first_k_dense)
+    attention = 12 * length * config.num_attention_heads * config.head_dim * config.num_hidden_layers
+    return forwarded * (6 * body + attention) + 6 * head * asked
+
+
+def gemm_ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s that this machine reaches in a large matrix product, measured now: what MFU is a share of."""
+    n = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    times = []
+    for _ in range(6):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        torch.mm(a, b)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 2 * n**3 / min(times)

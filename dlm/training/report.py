@@ -1,4 +1,4 @@
-"""What a run tells while it runs: metrics.jsonl, the progress bar and trackers. Knows nothing of how numbers come about."""
+"""What a run tells while it runs: metrics.jsonl, the progress bar and trackers."""
 
 import json
 import sys
@@ -18,12 +18,12 @@ from dlm.diffusion.bound import Estimate, with_error
 from dlm.training.config import TrainConfig
 from dlm.training.folder import writing
 from dlm.training.pictures import pixels, save
-from dlm.training.throughput import gemm_ceiling
+from dlm.training.profile import gemm_ceiling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IMAGE_OPTIONS = {"tensorboard": {"dataformats": "NHWC"}}  # what a tracker must be told of (1, height, width, 3)
+IMAGE_OPTIONS = {"tensorboard": {"dataformats": "NHWC"}}  # for images of shape (1, height, width, 3)
 EVERY_SECONDS = 30.0  # between lines where there is no terminal for a bar
 
 
@@ -44,7 +44,7 @@ class Metrics:
 
 
 def _step(line: str) -> float:
-    """The step of a line of metrics.jsonl; infinite of one that is torn or is no line of ours, so that it goes."""
+    """The step of a line of metrics.jsonl; infinite for a torn or foreign line, which is thus dropped."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
@@ -52,7 +52,7 @@ def _step(line: str) -> float:
 
 
 class Report:
-    """The one voice of a run; silent in every process but the first."""
+    """Prints and logs what a run tells; silent in every process but the first."""
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator, flops_a_token: float, step: int) -> None:
         self.config, self.accelerator, self.flops = config, accelerator, flops_a_token
@@ -62,7 +62,7 @@ class Report:
         kind = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
         self.measure_ceiling = partial(gemm_ceiling, accelerator.device, kind)
         self.ceiling = self.measure_ceiling()
-        self.steps, self.spent = 0, 0.0  # since the last that was told of
+        self.steps, self.spent = 0, 0.0  # since the last line
         self.bound, self.last_line = "", 0.0
         console = Console(stderr=True)
         self.live = self.shown and console.is_terminal
@@ -97,6 +97,13 @@ class Report:
         elif self.shown:
             print(text, file=sys.stderr, flush=True)
 
+    def begin(self, parameters: int) -> None:
+        """The first line: the model's size and the machine's speed."""
+        on_cpu = self.accelerator.device.type == "cpu"
+        threads = f" on {torch.get_num_threads()} CPU thread(s)" if on_cpu else ""
+        ceiling = f"GEMM ceiling {self.ceiling / 1e9:.0f} GFLOP/s{threads}"
+        self.say(f"{parameters:,} parameters, {ceiling}, {self.config.train.steps} steps")
+
     def training(
         self, step: int, parts: dict[str, float], norm: float, lr: float, tokens: int, seconds: float, total: float
     ) -> None:
@@ -109,7 +116,7 @@ class Report:
         speed = self.steps * c.train.batch_size * c.train.length / self.spent
         self.steps, self.spent = 0, 0.0
         needed = speed * self.flops / self.accelerator.num_processes
-        if needed > self.ceiling:  # which others' work must have lowered when it was measured
+        if needed > self.ceiling:  # it was measured while other work slowed the machine
             self.ceiling = max(self.ceiling, self.measure_ceiling())
         mfu = needed / self.ceiling
         text = f"loss {loss:.3f}  {self.bound}{speed:,.0f} tok/s  MFU {mfu:.0%}"
@@ -119,18 +126,8 @@ class Report:
             self.last_line = time.monotonic()
         rates = {"tokens_per_second": round(speed, 1), "mfu": round(mfu, 4)}
         several = {f"loss/{name}": part for name, part in parts.items()} if len(parts) > 1 else {}
-        self._write(
-            step,
-            {
-                "loss": loss,
-                **several,
-                "grad_norm": norm,
-                "lr": lr,
-                "tokens": tokens,
-                **rates,
-                "seconds": round(total, 2),
-            },
-        )
+        row = {"loss": loss, **several, "grad_norm": norm, "lr": lr, "tokens": tokens}
+        self._write(step, row | rates | {"seconds": round(total, 2)})
 
     def validation(self, step: int, tokens: int, found: Estimate) -> None:
         """The bound of the held-out sequences."""

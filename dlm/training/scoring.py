@@ -1,4 +1,4 @@
-"""What text costs under a network, in nats, with few logits in memory at a time. Knows no optimiser and no data."""
+"""What text costs under a network, in nats, with few logits in memory at a time."""
 
 from collections.abc import Callable
 
@@ -20,10 +20,10 @@ LOGITS_AT_ONCE = 2**26
 def in_slices(
     score: Callable[[Tensor, Tensor], Tensor], vocab_size: int, states: Float[Tensor, "n d"], targets: Int[Tensor, " n"]
 ) -> Float[Tensor, "n ..."]:
-    """`score` of states and their targets, which makes logits of them, for a few rows at a time.
+    """`score(states, targets)`, which computes logits, applied to a few rows at a time.
 
-    Where there are several slices and gradients are recorded, each one's logits are computed again in the backward
-    pass instead of kept, so that the logits of a whole batch never stand in memory.
+    With several slices and gradients recorded, the backward pass computes each slice's logits again instead of keeping
+    them, so the logits of a whole batch are never in memory at once.
     """
     most = max(1, LOGITS_AT_ONCE // vocab_size)
     if len(states) <= most:
@@ -79,6 +79,24 @@ def sequence_nats(
     return likelihood_bound(
         nats, input_ids, mask_id, answer=answer, index=index, samples=samples, seed=seed, block_length=size
     )
+
+
+class TokenCosts:
+    """A Transformer, as `HeldOut.bound` asks what text costs it."""
+
+    def __init__(self, network: Transformer) -> None:
+        self.network = network
+
+    @property
+    def exact(self) -> bool:
+        """Whether the costs are the likelihood itself, as a causal network's are."""
+        return self.network.attention.kind == "causal"
+
+    def nats(self, ids: Tensor, answer: Tensor, index: Tensor, draws: int, seed: int) -> Tensor:
+        """See `sequence_nats`; tensors may lie on any device."""
+        device = self.network.embed.weight.device
+        ids, answer, index = ids.to(device), answer.to(device), index.to(device)
+        return sequence_nats(self.network, ids, answer=answer, index=index, samples=draws, seed=seed)
 
 
 def two_streams(

@@ -1,12 +1,22 @@
-"""The sections of a training TOML that say what is learned. Knows no tensors: this module must import without torch."""
+"""The sections of a training TOML that say what is learned. Must import without torch."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from dlm.config import nearest
+from dlm.training.masking import MASKINGS
 
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrainableConfig(Section):
+    """[trainable]: what kind of model is trained, a line of `dlm.training.trainable.TRAINABLES`."""
+
+    kind: str = Field(default="language", description="language: a network that predicts tokens")
+    own: dict[str, Any] = Field(default={}, description="settings of a kind that brings its own, which it checks")
 
 
 class ObjectiveConfig(Section):
@@ -14,7 +24,7 @@ class ObjectiveConfig(Section):
     `block` trains a block-causal network and `causal` a causal one; the others keep what the model is, except that a
     causal one becomes bidirectional."""
 
-    masking: Literal["random", "complementary", "block", "causal", "trajectory"] = Field(
+    masking: str = Field(
         default="random",
         description="random: LLaDA and MDLM; complementary: the same and the complement of its mask; "
         "block: block diffusion (BD3-LM); "
@@ -70,10 +80,19 @@ class ObjectiveConfig(Section):
         le=1,
         description="share of steps whose sequences are cut to a random length (LLaDA); pre-training only, not block",
     )
+    own: dict[str, Any] = Field(default={}, description="settings of a masking that brings its own, which it checks")
+
+    @field_validator("masking")
+    @classmethod
+    def _known(cls, masking: str) -> str:
+        if masking not in MASKINGS:
+            raise ValueError(f"must be one of {', '.join(MASKINGS)}{nearest(masking, MASKINGS)}")
+        return masking
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for name, maskings in READ_BY.items():
+        for name in dict.fromkeys(("own", *(name for entry in MASKINGS.values() for name in entry.reads))):
+            maskings = [masking for masking, entry in MASKINGS.items() if name in entry.reads]
             if getattr(self, name) != type(self).model_fields[name].default and self.masking not in maskings:
                 raise ValueError(
                     f"{name} = {getattr(self, name)!r} is only read with masking = {' or '.join(maskings)}, "
@@ -95,19 +114,6 @@ class ObjectiveConfig(Section):
                     f"min_mask_ratio = {self.min_mask_ratio} exceeds max_mask_ratio = {self.max_mask_ratio}"
                 )
         return self
-
-
-#: field -> the maskings that read it; setting it elsewhere is a mistake, not a no-op.
-READ_BY: dict[str, tuple[str, ...]] = {
-    "block_length": ("block", "trajectory"),
-    "max_block_length": ("trajectory",),
-    "min_mask_ratio": ("trajectory",),
-    "max_mask_ratio": ("trajectory",),
-    "complementary": ("trajectory",),
-    "t_min": ("random", "complementary", "block"),
-    "t_max": ("random", "complementary", "block"),
-    "documents": ("random", "complementary", "causal"),
-}
 
 
 class ReplayConfig(Section):

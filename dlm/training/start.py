@@ -1,7 +1,4 @@
-"""What a run starts from: new weights or a checkpoint, and the tokenizer that goes with the data. Knows no optimiser."""
-
-import os
-import shutil
+"""What a language model starts from: new weights or a saved model, and the tokenizer that goes with the data."""
 
 import torch
 
@@ -14,16 +11,15 @@ from dlm.models.lm import LM
 from dlm.models.loading import load
 from dlm.models.transformer import Transformer
 from dlm.training.config import TEXT_TOKENIZER, TrainConfig
+from dlm.training.masking import MASKINGS
 
 
 def starting_point(config: TrainConfig) -> LM:
-    """A model on the CPU, fp32 where it is trained, whose attention is the objective's, with the tokenizer its special tokens come from."""
+    """A model on the CPU with its tokenizer, in fp32 where it is trained, with the attention that the masking trains."""
     lm = _loaded(config) if config.train.init_from is not None else _new(config)
-    objective, now = config.objective, lm.config
-    if objective.masking == "causal":
-        return convert(lm, "causal")
-    if objective.masking == "block":
-        return convert(lm, "block_causal", objective.block_length)
+    trained, now = MASKINGS[config.objective.masking].attention, lm.config
+    if trained is not None:
+        return convert(lm, trained, config.objective.block_length if trained == "block_causal" else None)
     return convert(lm, "bidirectional") if now.attention == "causal" else convert(lm, now.attention, now.block_length)
 
 
@@ -83,13 +79,3 @@ def _tokenizer(config: TrainConfig) -> Tokenizer:
         f"train.tokenizer is not set: name a bundled model's ({TEXT_TOKENIZER}), a folder (dlm-tokenizer makes one) or a "
         "hub id, or set train.init_from"
     )
-
-
-def check_compiler(device: torch.device) -> None:
-    """torch.compile builds C++ on a CPU: say so before the first step rather than from the depths of it."""
-    if device.type == "cpu" and not any(
-        shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name
-    ):
-        raise UserError(
-            "train.compile = true needs a C++ compiler on a CPU: apt install g++, or set train.compile = false"
-        )

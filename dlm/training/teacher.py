@@ -1,4 +1,4 @@
-"""The frozen causal model that alignment looks up to: which one, and its states of clean text. Knows no loss."""
+"""The frozen causal teacher of [align]: which model it is, and its states of clean text."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -24,7 +24,7 @@ WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Teacher(Protocol):
-    """States of clean text, computed now or before; `identity` is the digest of the weights that they came from."""
+    """Gives states of clean text, computed now or before; `identity` is the digest of the weights they came from."""
 
     identity: str
     width: int
@@ -36,7 +36,7 @@ class Teacher(Protocol):
 
 
 class LiveTeacher:
-    """A frozen model as far as its last layer that is asked for. It is no module of the student: nobody trains or saves it."""
+    """A frozen model, cut off behind the last layer in use. It is no submodule of the student, so it is not saved."""
 
     def __init__(self, config: TrainConfig, student: LM, device: torch.device) -> None:
         name, t = teacher_name(config), config.train
@@ -58,14 +58,14 @@ class LiveTeacher:
         self.hidden = torch.compile(self.hidden, dynamic=False)
 
     def outputs(self, input_ids: Int[Tensor, "b l"]) -> dict[int, Float[Tensor, "b l d"]]:
-        """What its layers make of clean text, by their number."""
+        """The outputs of its layers for clean text, by layer number."""
         taps: dict[int, Tensor] = {}
         with torch.no_grad(), torch.autocast(input_ids.device.type, enabled=False):
             self.hidden(input_ids, attention=AttentionSpec("causal"), taps=taps)
         return taps
 
     def states(self, input_ids: Int[Tensor, "b l"]) -> States:
-        """One forward, and then any of its states."""
+        """Runs one forward; the result looks states up in it."""
         outputs = self.outputs(input_ids)
         return lambda layer, sequences, positions: at(outputs[layer], sequences, positions)
 

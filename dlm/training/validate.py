@@ -1,4 +1,4 @@
-"""Validation on held-out sequences: the likelihood, or its bound. Knows nothing of optimisers."""
+"""Validation on held-out sequences: the likelihood, or its bound."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from dlm.data.loader import BatchLoader, SampleStream
 from dlm.data.source import build_stream
 from dlm.data.tokenizer import Tokenizer
 from dlm.diffusion.bound import Estimate, estimate
-from dlm.models.transformer import Transformer
-from dlm.training.scoring import sequence_nats
+from dlm.training.scoring import TokenCosts
+from dlm.training.trainable import Trainable
 
 
 class HeldOut:
@@ -48,18 +48,14 @@ class HeldOut:
         return found if found.batches else None
 
     @torch.no_grad()
-    def bound(self, network: Transformer, draws: int, seed: int = 0) -> Estimate:
-        """What all sequences cost, or their bound with the same masks at every call; see `sequence_nats`."""
-        device, was_training = network.embed.weight.device, network.training
-        network.eval()
+    def bound(self, model: Trainable | TokenCosts, draws: int, seed: int = 0) -> Estimate:
+        """What all sequences cost, or a bound on it from the same masks at every call."""
+        was_training = model.network.training
+        model.network.eval()
         nats, first = [], 0
         for ids, answer in self.batches:
-            index = torch.arange(first, first + len(ids), device=device)
-            found = sequence_nats(
-                network, ids.to(device), answer=answer.to(device), index=index, samples=draws, seed=seed
-            )
-            nats.append(found.cpu())
+            index = torch.arange(first, first + len(ids))
+            nats.append(model.nats(ids, answer, index, draws, seed).cpu())
             first += len(ids)
-        network.train(was_training)
-        exact = network.attention.kind == "causal"
-        return estimate(torch.cat(nats), self.tokens, self.bytes, exact)
+        model.network.train(was_training)
+        return estimate(torch.cat(nats), self.tokens, self.bytes, model.exact)

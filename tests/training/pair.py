@@ -5,7 +5,8 @@ from pathlib import Path
 
 from dlm.config import load
 from dlm.training.config import TrainConfig
-from dlm.training.loop import Run, train
+from dlm.training.loop import train
+from dlm.training.run import Run
 
 STEPS, STOP = 6, 3
 

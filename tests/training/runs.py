@@ -10,6 +10,15 @@ from dlm.training.config import TrainConfig
 
 TEXTS = [f"def function_{i}(x):\n    return x * {i} + {i % 7}\n" for i in range(120)]
 
+SHAPE = {
+    "model.hidden_size": "16",
+    "model.num_hidden_layers": "2",
+    "model.num_attention_heads": "2",
+    "model.num_key_value_heads": "2",
+    "model.head_dim": "8",
+    "model.intermediate_size": "24",
+}
+
 
 def corpus(folder: Path) -> dict[str, str]:
     """A JSONL corpus and its tokenizer in `folder`, as overrides of a training config."""
@@ -36,12 +45,7 @@ def config(folder: Path, out: str = "run", **overrides: str) -> TrainConfig:
         "train.length": "16",
         "train.warmup_steps": "2",
         "train.device": "cpu",
-        "model.hidden_size": "16",
-        "model.num_hidden_layers": "2",
-        "model.num_attention_heads": "2",
-        "model.num_key_value_heads": "2",
-        "model.head_dim": "8",
-        "model.intermediate_size": "24",
+        **({} if "trainable__kind" in overrides else SHAPE),
         "optim.hidden.algorithm": "muon",
         "eval.sequences": "4",
         "eval.draws": "1",

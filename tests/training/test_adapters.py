@@ -6,7 +6,8 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.models.adapters import is_adapted
-from dlm.training.loop import Run, train
+from dlm.training.loop import train
+from dlm.training.run import Run
 from tests.models.test_adapters import needs_bitsandbytes
 from tests.training.runs import config, rows
 
@@ -96,7 +97,7 @@ def test_impossible_adapters_say_so_before_work(tmp_path, base):
 def test_shapes_that_cannot_be_quantised_are_named_before_anything_is_loaded(tmp_path, monkeypatch):
     import bitsandbytes
 
-    from dlm.training import loop
+    from dlm.training import language
 
     def fail(self, x):
         assert self.out_features % 32 == 0, "rows must be divisible by 32"
@@ -104,7 +105,7 @@ def test_shapes_that_cannot_be_quantised_are_named_before_anything_is_loaded(tmp
 
     narrow = train(config(tmp_path, "narrow", train__steps="2", eval__sequences="0")).folder  # 16 and 24 rows
     monkeypatch.setattr(bitsandbytes.nn.Linear4bit, "forward", fail)
-    monkeypatch.setattr(loop, "starting_point", None)
+    monkeypatch.setattr(language, "starting_point", None)
     with pytest.raises(
         UserError, match=r"cannot do nf4 on cpu for a matrix of 16 rows and 16 columns, which this model"
     ):

@@ -15,8 +15,9 @@ from dlm.errors import UserError
 from dlm.models import LM, convert, load
 from dlm.training.align import Align, build_align
 from dlm.training.batch import Batch
-from dlm.training.loop import Run, train
+from dlm.training.loop import go, train
 from dlm.training.objective import Objective
+from dlm.training.run import Run
 from dlm.training.sections import AlignConfig, ObjectiveConfig
 from tests.models import oracle, tiny
 from tests.training.runs import config, rows
@@ -130,7 +131,7 @@ def test_layers_and_tokens_of_a_step_are_the_ones_with_the_smallest_numbers(tmp_
         view = type(view)(view.input_ids, view.targets, kept, view.weight)
         wanted = stated(hub, weights, weights, [view], True, [layer])
         assert objective(batch)["align"].item() == pytest.approx(2 * wanted, rel=1e-5)
-        assert list(objective.cosines) == [layer]
+        assert list(objective.align.cosines) == [layer]
     assert seen == {0, 1}
 
 
@@ -140,7 +141,7 @@ def test_the_term_its_gradient_and_the_cosines_do_not_depend_on_how_a_batch_is_s
     whole = batch_of(8)
     together = objective(whole)["align"]
     together.backward()
-    gradients, cosines = [p.grad.clone() for p in lm.network.layers.parameters()], objective.cosines
+    gradients, cosines = [p.grad.clone() for p in lm.network.layers.parameters()], objective.align.cosines
     lm.network.zero_grad()
     objective.align.step = -1
     shares = [objective(whole.rows(i, i + 1))["align"] for i in range(8)]
@@ -148,7 +149,7 @@ def test_the_term_its_gradient_and_the_cosines_do_not_depend_on_how_a_batch_is_s
     assert sum(share.item() for share in shares) == pytest.approx(together.item(), rel=1e-5)
     for wanted, p in zip(gradients, lm.network.layers.parameters(), strict=True):
         torch.testing.assert_close(p.grad, wanted, rtol=1e-4, atol=1e-7)
-    torch.testing.assert_close(objective.cosines, cosines)
+    torch.testing.assert_close(objective.align.cosines, cosines)
     (cosine,) = cosines.values()
     counted = objective.align.counted.item()  # the share of sequences that had a masked token
     assert together.item() == pytest.approx(2 * counted * (1 - cosine.item()), rel=1e-5)
@@ -197,7 +198,7 @@ def test_a_run_aligns_and_saves_a_diffusion_model_without_its_teacher(base):
     assert {name for name, _ in run.objective.named_modules() if "align" in name} == set()
     trained = sum(p.numel() for group in run.optimizer.param_groups for p in group["params"])
     assert trained == sum(p.numel() for p in run.network.parameters())
-    result = run.go()
+    result = go(run)
     first = rows(result.folder)[0]
     assert first["loss"] == pytest.approx(first["loss/masked"] + first["loss/align"]) and first["loss/align"] > 0
     lm = load(result.folder, device="cpu")

@@ -14,7 +14,8 @@ from dlm.errors import UserError
 from dlm.models import AttentionSpec, load
 from dlm.training.anchors import Anchors, keys, place, write_anchors
 from dlm.training.config import TrainConfig
-from dlm.training.loop import Run, train
+from dlm.training.loop import train
+from dlm.training.run import Run
 from tests.training.runs import config
 
 

@@ -8,8 +8,9 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.models import LM, ModelConfig
-from dlm.training.loop import Run, train
+from dlm.training.loop import train
 from dlm.training.masking.causal import CausalMasking
+from dlm.training.run import Run
 from dlm.training.scoring import two_streams
 from dlm.training.sections import ObjectiveConfig
 from tests.inference.oracle import left_to_right

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import dlm
 from dlm.models import AttentionSpec, load
 from dlm.models.portable import AUTO_MAP
-from dlm.training.loop import Run, train
+from dlm.training.loop import train
+from dlm.training.run import Run
 from tests.training.runs import TEXTS, config
 
 END = "<|endoftext|>"
@@ -63,6 +64,6 @@ def test_a_diffusion_model_trained_from_a_causal_one_goes_on_and_goes_back_to_ca
     assert load(ar.folder).config.attention == "causal" and load(ar.folder).config.shifted_logits
     diffusion = train(config(tmp_path, "d", train__init_from=str(ar.folder), train__steps="2", eval__sequences="0"))
     further = Run(config(tmp_path, "e", train__init_from=str(diffusion.folder), eval__sequences="0"))
-    assert (further.lm.config.attention, further.lm.config.vocab_size) == ("bidirectional", 283)
+    assert (further.model.lm.config.attention, further.model.lm.config.vocab_size) == ("bidirectional", 283)
     back = Run(config(tmp_path, "f", train__init_from=str(diffusion.folder), objective__masking="causal", eval__sequences="0"))  # fmt: skip
-    assert (back.lm.config.attention, back.lm.config.shifted_logits) == ("causal", True)
+    assert (back.model.lm.config.attention, back.model.lm.config.shifted_logits) == ("causal", True)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from dlm.errors import UserError
 from dlm.training import checkpoint, report
 from dlm.training.config import TrainConfig
+from dlm.training.digests import digests
 from dlm.training.loop import train
 from tests.training.runs import config, rows
 
@@ -30,7 +31,6 @@ FILES = (
     "optimizer.safetensors",
     "state.json",
     "config.json",
-    "random-0.json",
 )
 Damage = Callable[[Path, Path], object]  # of the newest checkpoint and the one before
 
@@ -137,7 +137,7 @@ REFUSED: dict[str, Damage] = {
 
 def _signed(folder: Path) -> None:
     """A manifest that fits, as of a run with another config."""
-    edited(folder / FILES[0], files={name: checkpoint.digest(folder / name).model_dump() for name in FILES[1:]})
+    edited(folder / FILES[0], files={name: found.model_dump() for name, found in digests(folder, FILES[1:]).items()})
 
 
 class Stopped:

@@ -8,7 +8,8 @@ from dlm.cli import train as command
 from dlm.config import to_toml
 from dlm.errors import UserError
 from dlm.training import checkpoint
-from dlm.training.loop import Run, train
+from dlm.training.loop import go, train
+from dlm.training.run import Run
 from tests.training.runs import config, rows
 
 
@@ -34,7 +35,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(tmp_path):
     with pytest.raises(
         UserError, match=r"step 3: the loss is [\d.]+ and the gradient norm inf.*no checkpoint was written"
     ):
-        run.go()
+        go(run)
 
 
 @pytest.mark.parametrize("where", ["weight", "optimiser"])

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from dlm.errors import UserError
 from dlm.models.attention import AttentionSpec
 from dlm.training.batch import Batch
-from dlm.training.masking import MASKINGS, View
+from dlm.training.masking import masking_of
+from dlm.training.masking.view import View
 from dlm.training.sections import ObjectiveConfig
 from tests.inference.tiny import tiny_lm
 
@@ -24,7 +25,7 @@ def views(masking: str, model, documents: str) -> list[View]:
     row = torch.tensor([ROW])
     config = ObjectiveConfig(masking=masking, documents=documents, truncate_probability=0.0)
     batch = Batch(row, torch.ones_like(row, dtype=torch.bool), torch.tensor([3]), step=1, samples=1)
-    return MASKINGS[masking](config, model.config, seed=0).views(batch)
+    return masking_of(config, model.config, seed=0).views(batch)
 
 
 def nats(model, canvas, targets, attention, positions, shifted) -> torch.Tensor:

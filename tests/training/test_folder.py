@@ -17,7 +17,8 @@ from dlm.config import to_toml
 from dlm.errors import UserError
 from dlm.models import weights
 from dlm.training import checkpoint, folder
-from dlm.training.loop import Run, train
+from dlm.training.loop import go, train
+from dlm.training.run import Run
 from tests.training.runs import config, rows
 
 HOLDER = """
@@ -174,7 +175,7 @@ def test_a_full_disk_under_metrics_or_the_final_model_is_said(tmp_path, monkeypa
     with pytest.raises(
         UserError, match=r"cannot write .*: No space left on device; make room or give another train.out"
     ):
-        run.go()
+        go(run)
     shutil.rmtree(tmp_path / "run")
 
     def full(*_: object, **__: object) -> None:
@@ -208,6 +209,6 @@ def test_lines_of_metrics_that_are_none_are_dropped(tmp_path):
     train(config(tmp_path, train__steps="2", eval__sequences="0"))
     lines = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     (tmp_path / "run" / "metrics.jsonl").write_bytes(b'[3]\n{"loss": 1}\n\xff\xfe\n' + lines + b'{"step": 3, "lo')
-    Run(config(tmp_path, train__steps="2", eval__sequences="0", checkpoint__every="1", train__resume="false")).go()
+    go(Run(config(tmp_path, train__steps="2", eval__sequences="0", checkpoint__every="1", train__resume="false")))
     assert [r["step"] for r in rows(tmp_path / "run")] == [1, 2]
     assert json.loads((tmp_path / "run" / "finished.json").read_text())["step"] == 2

@@ -9,8 +9,9 @@ import torch
 import dlm
 from dlm.config import to_toml
 from dlm.errors import UserError
-from dlm.training.loop import Run, train
-from dlm.training.throughput import flops_a_token
+from dlm.training.loop import train
+from dlm.training.profile import flops_a_token
+from dlm.training.run import Run
 from tests.training.runs import config, rows
 
 
@@ -45,6 +46,15 @@ def test_accumulation_and_gradient_checkpointing_do_not_change_the_losses(tmp_pa
     assert other.losses == pytest.approx(plain.losses, rel=1e-4)
 
 
+@pytest.mark.parametrize(("clip", "most"), [("0.01", 0.01), ("0", float("inf"))])
+def test_gradients_are_clipped_to_a_norm(tmp_path, clip, most):
+    run, seen = Run(config(tmp_path, train__clip=clip)), []
+    gradients = lambda *_: seen.append(torch.nn.utils.get_total_norm(p.grad for p in run.network.parameters()).item())  # noqa: E731
+    run.optimizer.register_step_pre_hook(gradients)
+    _, norm = run.optimiser_step()
+    assert norm > 0.01 and seen == [pytest.approx(min(norm, most), rel=1e-3)]
+
+
 def test_bf16_and_averaged_weights_run(tmp_path):
     result = train(config(tmp_path, train__precision="bf16", train__ema="0.5", train__save_dtype="bfloat16"))
     assert all(loss == loss for loss in result.losses)
@@ -74,7 +84,7 @@ def test_sft_trains_on_answers_only(tmp_path):
         )
     )
     batch = run._batch()
-    text = run.lm.tokenizer.decode(batch.input_ids[0][batch.answer[0]].tolist(), skip_special=True)
+    text = run.model.lm.tokenizer.decode(batch.input_ids[0][batch.answer[0]].tolist(), skip_special=True)
     assert "two" in text and "one" not in text
     run.optimiser_step()
 

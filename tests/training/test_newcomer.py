@@ -8,7 +8,7 @@ import pytest
 import dlm
 from dlm.cli import infer, train
 from dlm.data.shards import read_manifest
-from dlm.training.loop import Run
+from dlm.training.run import Run
 from dlm.training.start import starting_point
 from tests.training.runs import config, rows
 
@@ -76,4 +76,4 @@ def test_a_start_without_a_tokenizer_says_so(folder, capsys):
     assert infer.main(["--model", "./bare", "--prompt", "x"]) == 2
     assert "model './bare' has no tokenizer: put a tokenizer.json into its folder" in capsys.readouterr().err
     run = Run(config(folder, train__init_from=str(folder / "bare")))  # with one of its own it goes
-    assert run.lm.require_tokenizer().vocab_size == 283
+    assert run.model.lm.require_tokenizer().vocab_size == 283

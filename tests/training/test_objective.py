@@ -83,7 +83,9 @@ def test_a_prompt_is_never_masked_and_the_answer_is_averaged_over_its_own_length
     noised = mask_tokens(torch.tensor([IDS]).repeat(8, 1), torch.arange(8), MASK, seed=0, step=0, maskable=answer)
     assert not noised.masked[:, :2].any() and noised.masked[:, 2:].any()
     objective = Objective(network, ObjectiveConfig(truncate_probability=1.0), seed=0, length=LENGTH)
-    losses = [loss_of(objective, batch(100, step, answer=answer[:1].repeat(100, 1))).item() for step in range(30)]
+    batches = [batch(100, step, answer=answer[:1].repeat(100, 1)) for step in range(30)]
+    assert {view.targets.shape[1] for rows in batches for view in objective.masking.views(rows)} == {LENGTH}  # uncut
+    losses = [loss_of(objective, rows).item() for rows in batches]
     table = masked_nats(network, IDS)
     t = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
     p = (1 - EPSILON) * t + EPSILON
@@ -111,3 +113,11 @@ def test_complementary_masks_partition_the_answer():
     two = mask_tokens(ids, index, 99, seed=0, step=3, complementary=True)
     assert torch.equal(one.masked, ~two.masked)
     assert torch.allclose(1 / one.weight + 1 / two.weight, torch.ones(4, 1), atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"masking": "block", "block_length": 2}], ids=["random", "block"])
+def test_noise_levels_cover_t_min_to_t_max_and_no_more(options):
+    settings = ObjectiveConfig(t_min=0.3, t_max=0.6, truncate_probability=0.0, **options)
+    (view,) = Objective(tiny_network(), settings, seed=0, length=LENGTH).masking.views(batch(64))
+    p = 1 / (view.weight * LENGTH * 64)
+    assert 0.299 < p.min() < 0.32 and 0.58 < p.max() < 0.601

@@ -8,7 +8,10 @@ import torch
 from dlm.errors import UserError
 from dlm.models import ModelConfig, Transformer
 from dlm.training.config import GroupConfig, OptimConfig, TrainSection
+from dlm.training.language import matrices_of
 from dlm.training.optim import Muon, build_optimizer, lr_factor, orthogonalise, parameter_groups
+from dlm.training.run import Run
+from tests.training.runs import config
 
 
 def test_muon_follows_torchs_own_up_to_bfloat16():
@@ -41,7 +44,7 @@ def test_every_parameter_is_in_one_group():
     network = Transformer(
         ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, head_dim=4, position_embedding="learned")
     )
-    groups = parameter_groups(network)
+    groups = parameter_groups(network, matrices_of(network))
     together = [id(p) for group in groups.values() for p in group]
     assert sorted(together) == sorted(id(p) for p in network.parameters())
     assert [len(groups[name]) for name in ("embed", "head", "hidden", "scalar")] == [2, 1, 14, 5]
@@ -54,7 +57,7 @@ def test_groups_take_their_own_settings_and_zero_freezes():
         embed=GroupConfig(lr_scale=0),
         head=GroupConfig(lr_scale=0.5),
     )
-    optimizer = build_optimizer(network, config, lr=0.1)
+    optimizer = build_optimizer(network, matrices_of(network), config, lr=0.1)
     found = [(g["algorithm"], g["lr"], g["weight_decay"]) for g in optimizer.param_groups]
     assert found == [("adamw", 0.05, 0.0), ("adamw", 0.1, 0.0), ("muon", 0.2, 0.3)]
     assert not network.embed.weight.requires_grad
@@ -73,7 +76,7 @@ def test_groups_take_their_own_settings_and_zero_freezes():
 )
 def test_freezing_goes_by_whole_parts_of_module_names(patterns, frozen):
     network = Transformer(ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, head_dim=4))
-    optimizer = build_optimizer(network, OptimConfig(freeze=patterns), lr=0.1)
+    optimizer = build_optimizer(network, matrices_of(network), OptimConfig(freeze=patterns), lr=0.1)
     still = {name.rpartition(".")[0] for name, p in network.named_parameters() if not p.requires_grad}
     assert still == frozen
     trained = [p for group in optimizer.param_groups for p in group["params"]]
@@ -84,9 +87,9 @@ def test_what_cannot_be_frozen_is_named_with_what_can():
     network = Transformer(ModelConfig(vocab_size=50, num_hidden_layers=2, tie_word_embeddings=True))
     known = r"known: embed, layers\.\*\.attn_norm, .*, norm \(the output head is the embedding\)"
     with pytest.raises(UserError, match=f"optim.freeze = 'lm_head': no such module; {known}"):
-        build_optimizer(network, OptimConfig(freeze=("lm_head",)), lr=0.1)
+        build_optimizer(network, matrices_of(network), OptimConfig(freeze=("lm_head",)), lr=0.1)
     with pytest.raises(UserError, match="leave nothing to train"):
-        build_optimizer(network, OptimConfig(freeze=("*",)), lr=0.1)
+        build_optimizer(network, matrices_of(network), OptimConfig(freeze=("*",)), lr=0.1)
 
 
 @pytest.mark.parametrize(
@@ -102,3 +105,15 @@ def test_what_cannot_be_frozen_is_named_with_what_can():
 def test_schedules(options, expected):
     section = TrainSection(steps=110, warmup_steps=10, **options)
     assert all(math.isclose(lr_factor(step, section), factor, abs_tol=1e-9) for step, factor in expected.items())
+
+
+def test_averages_follow_their_formula_and_are_what_is_validated_and_saved(tmp_path):
+    run, mean = Run(config(tmp_path, train__ema="0.75")), {}
+    for _ in range(3):
+        run.optimiser_step()
+        now = {name: p.detach().clone() for name, p in run.network.named_parameters()}
+        mean = {name: 0.75 * mean[name] + 0.25 * p for name, p in now.items()} if mean else now
+    with run.averaged() as model:
+        for name, p in model.network.named_parameters():
+            torch.testing.assert_close(p, mean[name])
+    assert all(torch.equal(p, now[name]) for name, p in run.network.named_parameters())

@@ -8,8 +8,9 @@ from torch import nn
 
 from dlm.errors import UserError
 from dlm.training import profile
-from dlm.training.loop import Run, train
+from dlm.training.loop import go, train
 from dlm.training.profile import OFF, Ranges, with_environment
+from dlm.training.run import Run
 from dlm.training.sections import ProfileConfig
 from tests.training.runs import config
 
@@ -44,7 +45,7 @@ def test_off_makes_nothing(tmp_path, monkeypatch):
     run = Run(config(tmp_path, train__steps="2"))
     assert run.profile.ranges("data") is OFF and run.profile.ranges("layer 0", 3) is OFF
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in run.network.layers)
-    assert not (run.go().folder / "profile").exists()
+    assert not (go(run).folder / "profile").exists()
 
 
 def test_profiling_changes_no_loss(tmp_path):

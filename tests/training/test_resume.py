@@ -14,7 +14,9 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.training import checkpoint
-from dlm.training.loop import Run, train
+from dlm.training.loop import go, train
+from dlm.training.run import Run
+from tests.training import killed
 from tests.training.runs import TEXTS, config, rows
 
 
@@ -43,7 +45,7 @@ def test_resuming_at_any_step_is_bitwise_the_run_that_never_stopped(tmp_path, op
         assert losses == straight
         assert all(torch.equal(a, b) for a, b in zip(weights(never).values(), weights(second).values(), strict=True))
         with never.averaged() as a, second.averaged() as b:
-            assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+            assert all(torch.equal(x, y) for x, y in zip(a.network.parameters(), b.network.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
@@ -85,7 +87,7 @@ def test_a_signal_saves_and_the_next_run_goes_on(tmp_path):
         return found
 
     run.optimiser_step = interrupted
-    first = run.go()
+    first = go(run)
     assert (first.steps, first.stopped_by) == (3, "SIGTERM")
     second = train(cfg)
     assert first.losses + second.losses == straight.losses
@@ -173,30 +175,12 @@ def test_a_warm_up_stable_decay_run_can_be_extended(tmp_path):
     assert longer.step == 5 and [round(longer.schedule.get_last_lr()[0], 6)] == [0.001]
 
 
-KILLED = """
-import os, sys
-from dlm.training import checkpoint
-from dlm.training.config import TrainConfig
-from dlm.training.loop import train
-write, left = getattr(checkpoint, sys.argv[2]), [int(sys.argv[3])]
-def killed(*given):
-    left[0] -= 1
-    if left[0] == 0:
-        os.kill(os.getpid(), 9)
-    return write(*given)
-setattr(checkpoint, sys.argv[2], killed)
-train(TrainConfig.model_validate_json(sys.argv[1]))
-"""
-
-
 def test_kill_9_of_a_real_run_and_resume(tmp_path):
     """A process that trains with a checkpoint a step is killed while it saves; what it left goes on to the same end."""
     straight = train(config(tmp_path, "straight"))
     cfg = config(tmp_path, "killed", checkpoint__every="1")
-    # Six files and two folders are flushed each time: this is in the middle of the third.
-    command = [sys.executable, "-W", "ignore", "-c", KILLED, cfg.model_dump_json(), "sync", str(2 * 8 + 4)]
-    done = subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
-    assert done.returncode == -signal.SIGKILL
+    # Five files and two folders are flushed each time: this is in the middle of the third.
+    assert killed.run(cfg, at=2 * 7 + 4) == -signal.SIGKILL
     folder = tmp_path / "killed" / "checkpoints"
     assert [p.name for p in checkpoint.found(folder)] == ["step-00000002", "step-00000001"]
     assert (folder / ".writing-00000003" / "manifest.json").exists()

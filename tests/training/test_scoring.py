@@ -8,8 +8,11 @@ import torch
 
 from dlm.diffusion.bound import estimate, likelihood_bound
 from dlm.errors import UserError
+from dlm.training.run import Run
 from dlm.training.scoring import in_slices, sequence_nats
+from dlm.training.validate import HeldOut
 from tests.diffusion.enumeration import MASK, autoregressive_nats, block_nats, exact_bound, masked_nats, tiny_network
+from tests.training.runs import config
 
 IDS = [2, 0, 3, 1]
 EOS = 1
@@ -143,3 +146,9 @@ def test_a_vocabulary_in_parts_costs_the_same(monkeypatch):
 def test_a_network_without_the_token_it_needs_says_so(kind, options, missing):
     with pytest.raises(UserError, match=missing):
         sequence_nats(tiny_network(attention=kind, **options), torch.tensor([IDS]))
+
+
+def test_the_bound_does_not_depend_on_its_batches(tmp_path):
+    run = Run(config(tmp_path))
+    held = [HeldOut.of(run.config.data, run.model.tokenizer, 16, 8, size, 0) for size in (2, 8)]
+    assert held[0].bound(run.model, 2).nats == pytest.approx(held[1].bound(run.model, 2).nats, rel=1e-5)

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate import DistributedType
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from dlm.errors import UserError
-from dlm.training import plain, state
-from dlm.training.loop import Run
+from dlm.training import state
+from dlm.training.run import Run
 from tests.training.runs import config
 
 WATCHED: list[str] = []
@@ -30,16 +32,16 @@ STATES = (
 
 @pytest.mark.parametrize("value", STATES, ids=range(len(STATES)))
 def test_plain_data_comes_back_as_it_was(value):
-    text = plain.dumps(value)
+    text = state.dumps(value)
     text.encode("utf-8")
-    again = plain.loads(text)
+    again = state.loads(text)
     assert again == value and repr(again) == repr(value)  # also 1 and True, tuples and lists
 
 
 def test_what_is_not_plain_is_named():
-    assert plain.loads(plain.dumps({"n": np.int64(3), "x": np.float64(0.5)})) == {"n": 3, "x": 0.5}
+    assert state.loads(state.dumps({"n": np.int64(3), "x": np.float64(0.5)})) == {"n": 3, "x": 0.5}
     with pytest.raises(UserError, match=r"state\.data\.rows\[1\] is a object, which a checkpoint cannot hold"):
-        plain.dumps({"data": {"rows": [1, object()]}})
+        state.dumps({"data": {"rows": [1, object()]}})
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ def test_another_number_of_processes_reads_the_parts(tmp_path):
     state.save(tmp_path, process(0, 1), module, optimizer, {"step": 7})
     for kind in ("model", "optimizer"):
         whole = tmp_path / f"{kind}.safetensors"
-        with state.safe_open(whole, "pt") as file:
+        with safe_open(whole, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         whole.unlink()
         for part, rows in enumerate((slice(0, 3), slice(3, 9))):
@@ -112,7 +114,7 @@ def test_another_number_of_processes_reads_the_parts(tmp_path):
             }
             where = {n: (rows.start if tensors[n].ndim else 0, len(tensors[n]) if tensors[n].ndim else 1) for n in mine}
             name = tmp_path / f"{kind}-{part}-of-2.safetensors"
-            state.save_file({n: t.contiguous() for n, t in mine.items()}, name, metadata={"rows": json.dumps(where)})
+            save_file({n: t.contiguous() for n, t in mine.items()}, name, metadata={"rows": json.dumps(where)})
     other, its = net(1)
     assert state.load(tmp_path, process(0, 1), other, its) == {"step": 7}
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
@@ -130,12 +132,3 @@ def test_another_network_is_refused(tmp_path):
     module = nn.Sequential(nn.Linear(3, 5))
     with pytest.raises(UserError, match=r"tensor '1.bias' is in this network or in the checkpoint, not in both"):
         state.load(tmp_path, process(0, 1), module, torch.optim.AdamW(module.parameters()))
-
-
-def test_random_generators_go_on(tmp_path):
-    import random
-
-    state.save(tmp_path, process(0, 1), *net(0), {})
-    drawn = random.random(), float(np.random.rand()), float(torch.rand(()))
-    state.load(tmp_path, process(0, 1), *net(1))
-    assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == drawn

@@ -12,9 +12,10 @@ from dlm.config import load
 from dlm.errors import UserError
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
-from dlm.training.loop import Run, train
+from dlm.training.loop import train
 from dlm.training.masking.trajectory import TrajectoryMasking
 from dlm.training.objective import Objective
+from dlm.training.run import Run
 from dlm.training.sections import ObjectiveConfig
 from tests.diffusion.enumeration import MASK, tiny_network
 from tests.inference.tiny import text_lm

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from dlm.training.loop import Run, train
-from dlm.training.masking import MASKINGS
-from dlm.training.watch import Epochs, answers, decode, gradient_norms
+from dlm.training.look import answers, decode
+from dlm.training.loop import train
+from dlm.training.masking import masking_of
+from dlm.training.run import Run
+from dlm.training.watch import Epochs, gradient_norms
 from tests.training.runs import config, rows
 
 PLOT = importlib.util.find_spec("matplotlib") is not None
@@ -48,7 +50,7 @@ def test_gradient_norms_are_those_of_the_optimisers_groups(tmp_path):
     run.network.embed.weight.grad = torch.full_like(run.network.embed.weight, 2.0)
     run.network.norm.weight.grad = torch.tensor([3.0] + [0.0] * 15)
     run.network.layers[0].attn_norm.weight.grad = torch.tensor([4.0] + [0.0] * 15)
-    assert gradient_norms(run.network) == pytest.approx(
+    assert gradient_norms(run.model) == pytest.approx(
         {"embed": 2 * run.network.embed.weight.numel() ** 0.5, "scalar": 5.0}
     )
 
@@ -59,7 +61,7 @@ def test_answers_are_what_the_network_says_of_each_token_asked(tmp_path, masking
     run = Run(config(tmp_path, **masked(masking)))
     batch = run._batch()
     c, network = run.config.objective, run.network.eval()
-    view = MASKINGS[c.masking](c, network.config, 0).views(batch)[0]
+    view = masking_of(c, network.config, 0).views(batch)[0]
     found = answers(network, view)
     loss, right, confidence = (part.numpy() for part in found)
     for b in range(len(batch.index)):
@@ -69,7 +71,7 @@ def test_answers_are_what_the_network_says_of_each_token_asked(tmp_path, masking
         logits = logits[: view.targets.shape[1]]
         if masking != "causal" and network.config.shifted_logits:
             logits = np.concatenate([logits[:1], logits[:-1]])
-        logits[:, run.lm.mask_id] = -np.inf
+        logits[:, run.model.lm.mask_id] = -np.inf
         p = np.exp(logits - logits.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         asked, target = view.asked[b].numpy(), view.targets[b].numpy()
@@ -82,8 +84,8 @@ def test_answers_are_what_the_network_says_of_each_token_asked(tmp_path, masking
 def test_points_of_training_rows_are_their_mask_ratio_and_their_loss(tmp_path):
     run = Run(config(tmp_path, watch__every="1"))
     batch = run._batch()
-    (view,) = MASKINGS["random"](run.config.objective, run.network.config, 0).views(batch)
-    points = run.watch._points(run.network, batch, step=3)
+    (view,) = masking_of(run.config.objective, run.network.config, 0).views(batch)
+    points = run.model.looks._points(run.network, run.model.masking, batch, step=3)
     loss, _, _ = answers(run.network, view)
     some = [b for b in range(len(batch.index)) if view.asked[b].any()]
     assert [p.ratio for p in points] == pytest.approx([view.asked[b].float().mean().item() for b in some])
@@ -129,7 +131,7 @@ def test_what_is_decoded_is_the_rows_answer(tmp_path, masking, answer, length):
     ids = run.held_out.batches[0][0][0]
     asked = torch.zeros(24, dtype=torch.bool)
     asked[list(answer)] = True
-    found = decode(run.lm, ids, asked)
+    found = decode(run.model.lm, ids, asked)
     assert len(found.tokens) == length == len(found.steps) and len(set(found.steps)) == length
 
 
@@ -146,7 +148,13 @@ def test_epochs_end_where_the_data_goes_round(tmp_path):
     assert [bounds[r["step"]] for r in told] == [r["epoch_bound"] for r in told] and set(bounds) == {*ends, 40}
 
 
-def test_an_epoch_that_is_stopped_in_goes_on_in_its_figures():
+def test_an_epoch_that_is_stopped_in_goes_on_in_its_figures(tmp_path):
+    runs = [Run(config(tmp_path, watch__epochs="true")) for _ in range(2)]
+    runs[0].epochs.load_state_dict({"epoch": 2, "tokens": 350, "seconds": 5.0})
+    runs[0].optimiser_step()
+    runs[0].save_checkpoint()
+    runs[1].resume()
+    assert runs[1].epochs.state_dict() == runs[0].epochs.state_dict() and runs[1].tokens == runs[0].tokens
     epochs, other = Epochs(True), Epochs(True)
     assert epochs.ended(0, 100, 1.0) == {}
     assert epochs.ended(1, 200, 2.0)["epoch_tokens"] == 200

@@ -1,4 +1,4 @@
-"""Block diffusion: blocks masked each at its own level, all denoised in one forward. Knows no network."""
+"""Block diffusion: blocks masked each at its own level, all denoised in one forward."""
 
 from jaxtyping import Float
 from torch import Tensor

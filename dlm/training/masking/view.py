@@ -1,4 +1,4 @@
-"""What a masking makes of a batch: forwards, and each token's weight in the loss. Knows no network."""
+"""What a masking makes of a batch: forwards, and each token's weight in the loss."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -53,7 +53,10 @@ def documents(ids: Int[Tensor, "b l"], eos_id: int, opens: bool) -> Int[Tensor, 
 
 
 class Masking(Protocol):
-    """Draws views, by random numbers whose addresses are (seed, step, sample, position)."""
+    """Draws views, by random numbers whose addresses are (seed, step, sample, position).
+
+    Made as cls(config: ObjectiveConfig, model: ModelConfig, seed: int); see MASKINGS.
+    """
 
     work: tuple[float, float]
     """Positions that go through the network, and those asked for, on average, for each token of a batch."""

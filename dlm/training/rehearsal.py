@@ -1,4 +1,4 @@
-"""Past samples among new ones, against forgetting: a stream over a stream. Knows no network and no loss."""
+"""[replay]: past samples among the new ones of a stream, against forgetting."""
 
 import zlib
 from collections import deque
@@ -17,12 +17,12 @@ COLUMNS = ("input_ids", "prompt_mask", "order")  # a sample has the first, the f
 RESERVOIR, DRAWS = 0x4EB1A1, 0x4EB1A2  # keys apart from those of other draws
 
 
-class ReplayStream:
+class RehearsalStream:
     """Each batch of `batch_size` samples ends with some of earlier batches, drawn uniformly and each at most once.
 
-    What it draws from is a uniform sample, too, of all new samples of earlier batches (a reservoir, Vitter's
-    algorithm R). Numbers are addressed by (seed, batch), and every process sees the same stream; so what a checkpoint
-    must hold are the kept rows alone, which are compressed once and shared by all states.
+    It draws from a reservoir, itself a uniform sample of all new samples of earlier batches (Vitter's algorithm R).
+    Random numbers are addressed by (seed, batch) and every process sees the same stream, so a checkpoint needs the kept
+    rows only. These are compressed once and shared by all states.
     """
 
     def __init__(self, stream: SampleStream, config: ReplayConfig, batch_size: int, seed: int) -> None:
@@ -37,7 +37,7 @@ class ReplayStream:
         self.batch = self.seen = 0
         self.waiting: deque[Sample] = deque()
 
-    def __iter__(self) -> "ReplayStream":
+    def __iter__(self) -> "RehearsalStream":
         return self
 
     def __next__(self) -> Sample:
@@ -46,7 +46,7 @@ class ReplayStream:
         return self.waiting.popleft()
 
     def _prepare(self) -> None:
-        """The next batch, numbered anew: a row that comes again is another sample to what draws by its number."""
+        """The next batch, numbered anew, so that a row that comes again gets other masks."""
         past = self._past()
         new: list[Sample] = []
         for sample in self.stream:
@@ -63,7 +63,7 @@ class ReplayStream:
         self.batch += 1
 
     def _past(self) -> list[Sample]:
-        """The rows that come again in this batch: the beginning of a shuffle, by Fisher and Yates."""
+        """The rows that come again in this batch, drawn by the beginning of a Fisher-Yates shuffle."""
         count = len(self.rows)
         if self.batch < self.config.start or count < self.replayed:
             return []

@@ -1,4 +1,4 @@
-"""Stopping when asked: SIGINT and SIGTERM become a wish that the loop reads between steps. Knows nothing of training."""
+"""Stopping when asked: the first SIGINT or SIGTERM is kept until the loop reads it between two steps."""
 
 import signal
 from types import FrameType
@@ -6,9 +6,11 @@ from types import FrameType
 import torch
 from accelerate import Accelerator
 
+from dlm.training.processes import sum_over_processes
+
 
 class StopRequest:
-    """While entered, the first SIGINT or SIGTERM is noted in `name`; the second one acts as it did before."""
+    """While entered, `name` is that of the first SIGINT or SIGTERM; a second one acts as it did before."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -37,10 +39,3 @@ class StopRequest:
             if sum_over_processes(accelerator, flag) > 0:
                 self.name = self.name or "SIGTERM"
         return self.name
-
-
-def sum_over_processes(accelerator: Accelerator, value: torch.Tensor) -> float:
-    """The sum of a scalar over all processes."""
-    total = accelerator.reduce(value, "sum")
-    assert isinstance(total, torch.Tensor)
-    return total.item()

@@ -8,8 +8,9 @@ import pytest
 
 from dlm.data.loader import BatchLoader
 from dlm.errors import UserError
-from dlm.training.loop import Run, train
-from dlm.training.replay import ReplayStream, pack, unpack
+from dlm.training.loop import train
+from dlm.training.rehearsal import RehearsalStream, pack, unpack
+from dlm.training.run import Run
 from dlm.training.sections import ReplayConfig
 from tests.training.runs import config
 
@@ -37,12 +38,12 @@ class Counting:
         self.at = state["at"]
 
 
-def replay(seed: int = 0, batch_size: int = 8, count: int = 10**9, **options) -> ReplayStream:
+def replay(seed: int = 0, batch_size: int = 8, count: int = 10**9, **options) -> RehearsalStream:
     settings = {"fraction": 0.25, "size": 40, **options}
-    return ReplayStream(Counting(count), ReplayConfig(**settings), batch_size, seed)
+    return RehearsalStream(Counting(count), ReplayConfig(**settings), batch_size, seed)
 
 
-def batches(stream: ReplayStream, count: int) -> list[list[int]]:
+def batches(stream: RehearsalStream, count: int) -> list[list[int]]:
     return [[int(s["input_ids"][0]) for s in islice(stream, stream.batch_size)] for _ in range(count)]
 
 
@@ -137,4 +138,4 @@ def test_it_changes_the_run_and_is_off_by_default(tmp_path):
     plain = train(config(tmp_path, "plain", eval__sequences="0"))
     mixed = train(config(tmp_path, "mixed", eval__sequences="0", replay__fraction="0.5"))
     assert plain.losses[0] == mixed.losses[0] and plain.losses[1:] != mixed.losses[1:]
-    assert not isinstance(Run(config(tmp_path, "plain")).loader.stream, ReplayStream)
+    assert not isinstance(Run(config(tmp_path, "plain")).loader.stream, RehearsalStream)

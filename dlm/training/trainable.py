@@ -1,0 +1,111 @@
+"""What can be trained: all that the loop asks of a model, and the table of the kinds of models that answer."""
+
+from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from torch import Tensor, nn
+
+from dlm.config import nearest
+from dlm.errors import UserError
+from dlm.training.batch import Batch
+from dlm.training.config import TrainConfig
+from dlm.training.profile import Ranges
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from matplotlib.figure import Figure
+
+    from dlm.data.tokenizer import Tokenizer
+
+Matrices = Mapping[str, Sequence[Tensor]]
+"""Parameters by the group of [optim] that they belong to: hidden, embed, head. All others are `scalar`."""
+TRAINABLES = {"language": "dlm.training.language:LanguageModel"}
+"""trainable.kind -> module:class. Adding a kind of model costs its file and one line here."""
+ANYBODYS = {"train", "data", "trainable", "replay", "optim", "eval", "checkpoint", "log", "watch", "profile"}
+"""The sections that the loop reads itself, for every kind."""
+
+
+class Trainable(Protocol):
+    """A model under training. Inherit from this; what has no body here must be written.
+
+    The loop brings data, optimiser, averaging, checkpoints, resuming, validation and reports. It may replace `network`
+    in a copy of the object (by averaged weights, or by weights gathered from all processes), so a method must not keep
+    another reference to it.
+    """
+
+    network: nn.Module
+    """Holds everything that is trained and saved."""
+    tokenizer: "Tokenizer | None"
+    """What turns the data into tokens; None where the data are no text."""
+    exact: bool = False
+    """Whether `nats` gives the likelihood itself and not draws of a bound on it."""
+    sections: tuple[str, ...] = ()
+    """The sections of the config that this kind reads beside those that the loop reads."""
+
+    @classmethod
+    def start(cls, config: TrainConfig, a: "Accelerator") -> Self:
+        """New or loaded, on the CPU; settings of its own lie in `config.trainable.own`."""
+        ...
+
+    def objective(self, ranges: Ranges) -> nn.Module:
+        """A module that turns a `Batch` into the named parts of this process's share of the loss, which is their sum.
+
+        It holds `network` under that name. It is made once, after the optimiser has frozen what is not trained.
+        """
+        ...
+
+    def nats(self, ids: Tensor, answer: Tensor, index: Tensor, draws: int, seed: int) -> Tensor:
+        """What the `answer` of each row of ids (b, l) costs in nats, or an upper bound on it: (b, draws), or (b, 1)."""
+        ...
+
+    def save(self, config: TrainConfig) -> None:
+        """Write the final model into `config.train.out`."""
+        ...
+
+    def matrices(self) -> Matrices:
+        """The parameters that are no `scalar`, by optimiser group."""
+        return {"hidden": [p for p in self.network.parameters() if p.ndim == 2]}
+
+    def flops_a_token(self) -> float:
+        """Training FLOPs for each token of a batch."""
+        return 6.0 * sum(p.numel() for p in self.network.parameters())
+
+    def compile(self, objective: nn.Module) -> None:
+        """torch.compile what is worth it."""
+        objective.compile()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data for the checkpoint, beside the objective's own tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave, from a dict that also holds the run's own entries."""
+
+    def sample(self, prompt: str, gen_length: int) -> str:
+        """The model's answer to one of eval.prompts."""
+        raise UserError(f"{type(self).__name__} writes no text: leave eval.sample_every out")
+
+    def numbers(self) -> dict[str, float]:
+        """What [watch] logs of the step under way, after its backward pass; every process asks."""
+        return {}
+
+    def look(
+        self, batch: Batch, row: tuple[Tensor, Tensor] | None, step: int, draw: bool
+    ) -> tuple[dict[str, float | str], dict[str, "Figure"]]:
+        """What [watch] shows of rows of the step's batch and of a held-out row (ids, answer): values, and figures if `draw`."""
+        return {}, {}
+
+
+def start(config: TrainConfig, a: "Accelerator") -> Trainable:
+    """The model that [trainable] names, with what else the config says; a UserError for sections it does not read."""
+    kind = config.trainable.kind
+    if kind not in TRAINABLES:
+        raise UserError(
+            f"trainable.kind = {kind!r}: no such kind{nearest(kind, TRAINABLES)} (known: {', '.join(TRAINABLES)})"
+        )
+    cls: type[Trainable] = resolve_name(TRAINABLES[kind])
+    for section, info in type(config).model_fields.items():
+        if section not in {*ANYBODYS, *cls.sections} and getattr(config, section) != info.default:
+            raise UserError(f"[{section}] is not read with trainable.kind = {kind!r}: leave it out")
+    return cls.start(config, a)
