@@ -11,11 +11,11 @@ import torch
 from dlm import config as toml
 from dlm.diffusion.choose import BrokenLogits
 from dlm.errors import UserError
+from dlm.inference.compute import Compute
 from dlm.inference.config import EngineConfig
 from dlm.inference.decide import Question, decide
 from dlm.inference.decoding import Decoding, continuations, infillings
-from dlm.inference.forward import Forward, cuda_graph
-from dlm.inference.fused import Fused
+from dlm.inference.forward import Forward
 from dlm.inference.layout import Layout
 from dlm.inference.memory import page_count
 from dlm.inference.pages import PagePool
@@ -25,8 +25,8 @@ from dlm.inference.request import Generation, Interrupted, StepEvent
 from dlm.inference.scheduler import Scheduler, Turn
 from dlm.inference.sequence import Decision, Script, Sequence
 from dlm.inference.texts import TextStream, partial_of, result_of
+from dlm.kernels.paths import Kernels
 from dlm.models.lm import LM, require_lm
-from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
 
 OnStep = Callable[[StepEvent], None]
@@ -72,6 +72,9 @@ class Engine:
     `cache="auto"` never changes a token: it is the exact cache for causal and block-causal families, none for
     bidirectional ones; "prefix" and "dual" are Fast-dLLM's approximations for the latter. Which requests run together,
     when they came, and whether pages ran out in between has no influence on any request's tokens.
+
+    The weights are those of the start: `reload()` says that they changed. Where they did and nobody said so, the next
+    request of an idle engine is refused; requests under way get tokens of old weights, new ones, or both.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Engine:
         refresh_interval: int | None = None,
         cache_delay: int = 1,
         memory_fraction: float = 0.8,
+        kernels: Kernels = "auto",
         deterministic: bool = False,
         cuda_graphs: bool = False,
         trace: Store | None = None,
@@ -96,19 +100,18 @@ class Engine:
         self.lm, self.on_step = lm, on_step
         self.config = toml.check(EngineConfig, given, "Engine()")
         self.cache = cache_of(lm, self.config.cache)
+        self.compute = Compute(lm, self.config)
         pages = page_count(lm, self.config)
         self.pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
         self.scheduler = Scheduler(self.pool, self.config, self.cache)
+        self.trace = trace
         self.recording: Listener | None = None if trace is None else Recording(trace, lm, self.config, self.cache)
         self.recorders: dict[str, Recorder] = {}
         self.sequences: dict[str, Sequence] = {}
         self.texts: dict[str, TextStream] = {}
         self.news: list[Event] = []
         self.arrivals = self.finished = self.nfe = self.tokens = self.rows = 0
-        self.fused = Fused(lm.network)
         self._last: tuple[tuple, Forward] | None = None
-        if not lm.network.training:
-            pack(lm.network)
 
     @classmethod
     def of(cls, lm: LM, config: EngineConfig, trace: Store | None = None, on_step: OnStep | None = None) -> "Engine":
@@ -140,7 +143,7 @@ class Engine:
             raise UserError(f"request id {name!r} is already under way: give each request its own")
         seq = Sequence(decoding, self.lm.config, self.config, self.arrivals)
         if not self.scheduler.has_work:
-            self.fused.renew()
+            self.compute.check()
         if not seq.done:
             self.scheduler.add(seq)
         seq.script = script
@@ -163,6 +166,19 @@ class Engine:
             raise UserError(f"no request {request_id!r} is under way; there are: {', '.join(self.sequences) or 'none'}")
         self._forget(self.sequences[request_id])
 
+    def reload(self) -> None:
+        """Take the model's weights as they are now; keys that are kept for later prompts are forgotten.
+
+        Raises UserError while requests are under way.
+        """
+        if self.sequences:
+            raise UserError(f"reload() while {len(self.sequences)} requests are under way: finish or cancel them first")
+        self.compute.reload()
+        self.pool.forget()
+        self._last = None
+        if self.trace is not None:
+            self.recording = Recording(self.trace, self.lm, self.config, self.cache)
+
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to tell."""
@@ -177,7 +193,7 @@ class Engine:
             if training:
                 network.eval()
             try:
-                with torch.inference_mode():
+                with torch.inference_mode(), self.compute.running():
                     self._forward(self.scheduler.schedule())
             finally:
                 if training:
@@ -291,11 +307,7 @@ class Engine:
         """The step's forward; that of the step before where nothing moved."""
         key = tuple((t.sequence.number, t.sequence.version, t.span) for t in turns)
         if self._last is None or self._last[0] != key:
-            network = self.lm.network
-            graphs = self.config.cuda_graphs and self.lm.device.type == "cuda"
-            layout = Layout(turns, self.pool, network)
-            capture = cuda_graph if graphs else None
-            self._last = key, Forward(network, layout, capture, self.fused, self.config.deterministic)
+            self._last = key, self.compute.forward(Layout(turns, self.pool, self.lm.network))
         return self._last[1]
 
     def _tell(self, seq: Sequence) -> None:

@@ -105,6 +105,11 @@ class PagePool:
     def find(self, digest: bytes) -> int | None:
         return self.pages.get(digest)
 
+    def forget(self) -> None:
+        """Let no page be found any more: what they hold is of other weights."""
+        for found in (self.digests, self.pages, self.idle):
+            found.clear()
+
     def read(self, pages: Sequence[int]) -> Tensor:
         """A copy of these pages in the host's memory, (2, layers, pages, page_size, g, e)."""
         index = torch.tensor(pages, device=self.k.device)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dlm.errors import UserError
-from dlm.kernels import built, compiler, native
-from dlm.kernels.compiler import BuildError, Unfinished
+from dlm.kernels.c import built, compiler, native
+from dlm.kernels.c.compiler import BuildError, Unfinished
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 
