@@ -16,11 +16,11 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from dlm.diffusion import rng
-from dlm.kernels import attention, dispatch, pick, reference, rope
+from dlm.kernels import attention, dispatch, paths, pick, reference, rope
 from tests.inference.tiny import tiny_lm
 from tests.kernels import draw
 
-assert os.environ.get("TRITON_INTERPRET") == "1" and dispatch.INTERPRETED
+assert os.environ.get("TRITON_INTERPRET") == "1" and paths.INTERPRETED
 CASES = int(os.environ.get("DLM_KERNEL_CASES", "6"))
 DTYPES = (torch.float32, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3}

@@ -1,10 +1,9 @@
-"""The twins, against float64 numpy and against the rooms whose numbers they must give bit for bit."""
+"""The twins, against float64 numpy and against the functions whose numbers they must give bit for bit."""
 
 import numpy as np
 import pytest
 import torch
 
-from dlm.diffusion import rng
 from dlm.diffusion.choose import Address, choose
 from dlm.kernels import Spans, paged_attention, reference, rms_norm, rope_write
 from dlm.models.attention import RMSNorm, rotate
@@ -123,13 +122,6 @@ def test_broken_rows_are_told_apart():
     x[4, 9] = 1.0  # the mask alone is finite: nothing to choose
     found = reference.confidence(x, mask_id=9, keep_mask=True)
     assert found.finite.tolist() == [True, False, False, False, False, True]
-
-
-def test_noise_has_the_addresses_of_the_diffusion_room_bit_for_bit():
-    assert reference.TOKEN == rng.Purpose.TOKEN
-    where = draw.address(7, 5)
-    ours = reference.gumbel(**where, vocab_size=43)
-    assert torch.equal(ours, rng.gumbel(**where, vocab_size=43))
 
 
 def test_a_vocabulary_of_one():
