@@ -108,7 +108,7 @@ class SamplerConfig(BaseModel):
     max_post_edit_steps: int = Field(
         default=16, ge=0, le=MOST, description="Extra passes a block may spend on editing."
     )
-    strategy: Literal["block", "multi_block"] = Field(
+    strategy: str = Field(
         default="block", description="One block after the other, or a few consecutive ones at a time."
     )
     max_active_blocks: int = Field(
@@ -185,6 +185,9 @@ class EngineConfig(BaseModel):
     kernels: Literal["auto", "triton", "c", "torch"] = Field(
         default="auto",
         description="What computes: Triton on a GPU, C for float32 on a CPU, torch anywhere; auto takes the first that can.",
+    )
+    max_waiting: int | None = Field(
+        default=None, ge=0, description="Requests that may wait for their turn; more are refused. none: any number."
     )
     deterministic: bool = Field(
         default=False,

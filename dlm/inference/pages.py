@@ -105,11 +105,6 @@ class PagePool:
     def find(self, digest: bytes) -> int | None:
         return self.pages.get(digest)
 
-    def forget(self) -> None:
-        """Let no page be found any more: what they hold is of other weights."""
-        for found in (self.digests, self.pages, self.idle):
-            found.clear()
-
     def read(self, pages: Sequence[int]) -> Tensor:
         """A copy of these pages in the host's memory, (2, layers, pages, page_size, g, e)."""
         index = torch.tensor(pages, device=self.k.device)
@@ -119,6 +114,17 @@ class PagePool:
         """What `read` gave, into other pages."""
         index = torch.tensor(pages, device=self.k.device)
         self.k[:, index], self.v[:, index] = content.to(self.k.device)
+
+    def clear(self) -> None:
+        """All pages blank, whoever held them."""
+        self.users[:] = 0
+        self.digests, self.pages, self.idle = {}, {}, OrderedDict()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.clear()
+        self.k = self.v = self.k.new_empty(0)
+        self.rope = None
 
     def _forget(self, page: int) -> None:
         del self.pages[self.digests.pop(page)]

@@ -7,8 +7,7 @@ import torch
 
 import dlm
 from dlm.errors import UserError
-from dlm.inference import decide
-from dlm.inference import compute
+from dlm.inference import compute, decide
 from dlm.inference.decoding import continuations, infillings
 from dlm.inference.forward import Forward
 from dlm.kernels import reference as reference_kernels
@@ -101,7 +100,11 @@ def test_kernels_that_cannot_be_had_say_why(kernels, why, monkeypatch):
     monkeypatch.setenv("DLM_NATIVE", "0")
     with pytest.raises(UserError, match=f"kernels.*{why}"):
         dlm.Engine(tiny_lm(), kernels=kernels)
-    assert dlm.Engine(tiny_lm()).compute.path.name == dlm.Engine(tiny_lm(), kernels="torch").compute.path.name == "torch"
+    assert (
+        dlm.Engine(tiny_lm()).batch.stepper.compute.path.name
+        == dlm.Engine(tiny_lm(), kernels="torch").batch.stepper.compute.path.name
+        == "torch"
+    )
 
 
 def test_c_is_for_float32(monkeypatch):
@@ -109,7 +112,7 @@ def test_c_is_for_float32(monkeypatch):
     lm.network.to(torch.bfloat16)
     with pytest.raises(UserError, match="C compute in float32 on a CPU, and the model is bfloat16 on cpu"):
         dlm.Engine(lm, kernels="c")
-    assert dlm.Engine(lm).compute.path.name == "torch"
+    assert dlm.Engine(lm).batch.stepper.compute.path.name == "torch"
 
 
 @pytest.mark.parametrize("threshold", [None, 0.3])
@@ -206,7 +209,7 @@ def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(
     )
     engine = dlm.Engine(lm, cache="dual")
     assert tokens(engine.run(work)) == plain
-    assert len(recorded) == 2 and engine.nfe == 16  # one a block
+    assert len(recorded) == 2 and engine.stats().nfe == 16  # one a block
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -14,6 +14,7 @@ from dlm.inference.fused import FusedLayers
 from dlm.inference.layout import Layout
 from dlm.kernels.c import native
 from dlm.models.fingerprint import weights_digest
+from dlm.trace.reader import TraceReader
 
 from .requests import FAMILIES, RULE, drive, prompts, tokens
 from .tiny import tiny_lm
@@ -122,7 +123,16 @@ def trained(network: nn.Module, how: str) -> None:
         down.register_forward_hook(lambda module, args, out: out * 3)
 
 
-SEEN = ["fused", "foreach", "in place", "loaded", "through data", "another place", "there and back", "another parameter"]
+SEEN = [
+    "fused",
+    "foreach",
+    "in place",
+    "loaded",
+    "through data",
+    "another place",
+    "there and back",
+    "another parameter",
+]
 WAYS = [*SEEN, "another module", "a hook"]
 
 
@@ -193,8 +203,8 @@ def test_reload_forgets_kept_keys_and_says_the_new_digest(tmp_path):
         engine.reload()
         assert not engine.stats().pages_cached
         found = engine.generate([prompt], gen_length=8, request_ids=["after"])[0].tokens
-    with dlm.TraceReader(tmp_path / "traces.db") as reader:
-        digests = [reader.load(name).context["weights"] for name in ("before", "after")]
+    with TraceReader(tmp_path / "traces.db") as reader:
+        digests = [reader[name].context["weights"] for name in ("before", "after")]
     assert found == dlm.generate(twin, [prompt], gen_length=8, kernels="torch")[0].tokens
     assert digests[0] != digests[1] == weights_digest(twin.network)
 
@@ -202,7 +212,8 @@ def test_reload_forgets_kept_keys_and_says_the_new_digest(tmp_path):
 def test_reload_is_refused_while_a_request_is_under_way():
     engine = dlm.Engine(tiny_lm())
     engine.add_request([5, 6], **SETTINGS)
-    with pytest.raises(UserError, match="reload.. while 1 request"):
+    engine.step()
+    with pytest.raises(UserError, match="requests have begun"):
         engine.reload()
 
 
@@ -241,8 +252,8 @@ def test_a_token_that_is_not_in_the_vocabulary_is_told():
     engine = dlm.Engine(lm, cache="dual")
     engine.add_request([1, 2, 3], gen_length=8, block_length=8, steps=8)
     with torch.inference_mode():
-        turns = engine.scheduler.schedule()
-        layout, fused = Layout(turns, engine.pool, lm.network), engine.compute.fused
+        items = engine.batch.scheduler.schedule()
+        layout, fused = Layout(items, engine.batch.pool, lm.network), engine.batch.stepper.compute.fused
         assert fused is not None
         with pytest.raises(IndexError, match="token 64 is not in a vocabulary of 64"):
             fused(layout, torch.tensor([1, 2, 64, *[0] * 8]), torch.tensor([3]))
