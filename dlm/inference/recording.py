@@ -64,10 +64,6 @@ class Store(Protocol):
 class Listener(Protocol):
     """Who gives the requests of an engine their recorders."""
 
-    def renew(self) -> None:
-        """Traces from now on are of the weights as they are now."""
-        self.common = {**self.common, "weights": weights_digest(self.lm.network)}
-
     def begin(self, seq: Sequence, meta: Mapping[str, Any]) -> Recorder | None:
         """A recorder for this request, if it is to have one."""
         ...

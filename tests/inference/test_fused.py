@@ -7,9 +7,9 @@ from torch import nn
 import dlm
 from dlm.errors import UserError
 from dlm.inference import decide
-from dlm.inference.decoding import continuations
 from dlm.inference.compute import Compute
 from dlm.inference.config import EngineConfig
+from dlm.inference.decoding import continuations
 from dlm.inference.fused import FusedLayers
 from dlm.inference.layout import Layout
 from dlm.kernels.c import native
