@@ -14,7 +14,8 @@ from dlm.inference.messages import as_texts, is_conversation
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
 from dlm.inference.request import Request
-from dlm.models.lm import LM, require_lm
+from dlm.models.lm import LM
+from dlm.models.required import require_lm
 
 
 class Options(TypedDict, total=False):
