@@ -1,9 +1,9 @@
 /* The kernels for a CPU, in fp32: what the Triton kernels are on a GPU. reference.py defines what each computes.
 
-   Why they exist. A row's bits depend neither on how many rows are computed with it nor on the number of threads, since
-   every sum runs over the row's own numbers in one order; torch's products promise neither. And all layers are one call:
-   where products are small, the host's work between them is most of a step. Decoding takes 0.62 to 0.65 of the time that
-   torch's path takes at width 256 (python benchmarks/paths.py, one thread with AVX-512).
+   Why they exist. A row's bits depend neither on how many rows are computed with it nor on the number of threads,
+   since every sum runs over the row's own numbers in one order; torch's products promise neither. And all layers are
+   one call: where products are small, the host's work between them is most of a step. Decoding takes 0.62 to 0.65 of
+   the time of torch's path at width 256 (python benchmarks/paths.py, one thread, AVX-512).
 
    Nothing whose size depends on a shape lies on the stack, since a thread of OpenMP may have little of it: the caller
    hands over memory to work in, called `room`.
