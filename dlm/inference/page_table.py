@@ -11,6 +11,8 @@ class PageTable:
 
     branches: int = 1
     tables: list[list[int]] = field(default_factory=list)
+    epoch: int = 0
+    """That of the pool when its pages were taken: a pool that was cleared since then wants none back."""
     version: int = 0
     """Counts the changes of `tables`."""
     digests: list[list[bytes]] = field(default_factory=list)
@@ -27,8 +29,9 @@ class PageTable:
         """Pages now, of all branches."""
         return sum(map(len, self.tables))
 
-    def begin(self) -> None:
+    def begin(self, pool: PagePool) -> None:
         """An empty list of pages for each branch."""
+        self.epoch = pool.epoch
         self.tables = [[] for _ in range(self.branches)]
         self.digests = [[] for _ in range(self.branches)]
 
@@ -62,7 +65,7 @@ class PageTable:
     def release(self, pool: PagePool) -> None:
         """Give all pages back."""
         tables, self.tables, self.digests = self.tables, [], []
-        for table in tables:
+        for table in tables if self.epoch == pool.epoch else []:
             pool.release(table)
 
     def drop(self) -> None:

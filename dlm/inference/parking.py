@@ -37,7 +37,7 @@ def resume(seq: "Sequence", pool: PagePool) -> None:
     """Take as many pages again, and write into them what they held. The pool has room for them."""
     assert seq.parked is not None
     pages = seq.pages
-    pages.begin()
+    pages.begin(pool)
     for table, content in zip(pages.tables, seq.parked.keys, strict=True):
         taken = pool.allocate(content.shape[2])
         assert taken is not None

@@ -167,7 +167,7 @@ class Scheduler:
             if held * seq.branches > self.pool.free:
                 return None
         else:
-            pages.begin()
+            pages.begin(self.pool)
             self._reuse(seq)
         span = self._fit(seq, budget)
         needed = max(held, self.pool.pages_for(span.visible)) * seq.branches - pages.held if span is not None else 0

@@ -12,6 +12,7 @@ from dlm.diffusion.unmask import (
     Credit,
     Entropy,
     EntropyBound,
+    EntropyThreshold,
     Factor,
     Hierarchical,
     LowConfidence,
@@ -40,6 +41,10 @@ def lowest(scores, masked, quota, rule):
 
 def reach_threshold(scores, masked, quota, rule):
     return {i for i in masked if scores[i] >= rule.threshold} | set(by_rank(scores, masked)[:1])
+
+
+def sure_enough(scores, masked, quota, rule):
+    return {i for i in masked if scores[i] <= rule.entropy_threshold} | set(by_rank(scores, masked, sign=1)[:1])
 
 
 def reach_factor(scores, masked, quota, rule):
@@ -85,6 +90,7 @@ CASES = [
     (Factor(factor=100.0), reach_factor),
     (EntropyBound(gamma=0.5), within_bound),
     (EntropyBound(gamma=0.0), within_bound),
+    (EntropyThreshold(entropy_threshold=0.25), sure_enough),
     (Hierarchical(threshold=0.75, tau_low=0.25), lead_runs),
     (Hierarchical(threshold=1.0, tau_low=0.0), lead_runs),
     (Credit(threshold=0.75), reach_threshold),
@@ -157,7 +163,7 @@ def test_schedule_shares_out_what_is_masked():
             assert sum(shares) == masked
             assert shares == sorted(shares, reverse=True)
             assert max(shares) - min(shares) <= 1
-    assert schedule(3, 2, 9) == 1  # masked again later
+    assert schedule(1, 2, 1) == schedule(3, 4, 9) == 1  # masked again later
 
 
 def test_credit_against_the_formula():
@@ -199,6 +205,9 @@ def test_the_table_of_rules():
         assert isinstance(made, Rule)
         assert type(made) is rule
         assert hasattr(Signals, made.score) or made.score == "order"
+    scores = {name: rule.score for name, rule in RULES.items() if rule.score != "confidence"}
+    entropies = dict.fromkeys(("entropy", "entropy_bound", "entropy_threshold"), "entropy")
+    assert scores == {"random": "order", "margin": "margin", **entropies}
 
 
 def signals_of(p: list[list[float]]) -> Signals:
