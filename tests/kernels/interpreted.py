@@ -93,6 +93,8 @@ def test_norm(n, d, added, dtype):
     twin, twin_total = reference.rms_norm(x, weight, 1e-5, residual if added else None)
     assert torch.equal(total, twin_total) and normed.dtype == twin.dtype
     torch.testing.assert_close(normed, twin, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    if dtype == torch.float16 and n * d > 1000:  # the norm is of the rounded sum, or a third would differ
+        assert (normed == twin).float().mean() > 0.97
 
 
 @pytest.mark.usefixtures("small")

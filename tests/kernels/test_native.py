@@ -168,6 +168,11 @@ def test_small_vocabularies(vocabulary, mask_id):
         torch.testing.assert_close(value, getattr(twin, key), rtol=1e-5, atol=1e-6)
 
 
+def test_what_is_far_below_the_best_underflows_to_nothing():
+    found = native.confidence(torch.tensor([[200.0, 0.0, -50.0]]), mask_id=None)
+    assert (found.first.item(), found.second.item()) == (1.0, 0.0)
+
+
 @pytest.mark.parametrize("place", [0, 5, 16, 37, 40])
 def test_broken_rows_are_told_apart(place):
     x = torch.randn(6, 41)
