@@ -209,7 +209,7 @@ def test_reload_forgets_kept_keys_and_says_the_new_digest(tmp_path):
         engine.generate([prompt], gen_length=8, request_ids=["before"])
         assert engine.stats().pages_cached
         for changed in (lm, twin):
-            trained(changed.network, "in place")
+            changed.network.layers[0].mlp.down_proj.weight.data[1:].mul_(-3)  # which nothing shows
         engine.reload()
         assert not engine.stats().pages_cached
         found = engine.generate([prompt], gen_length=8, request_ids=["after"])[0].tokens
