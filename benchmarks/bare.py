@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlm.kernels import native
+from dlm.kernels.c import native
 from dlm.models import LM
 
 

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 
 import dlm
-from dlm.kernels import native
+from dlm.kernels.c import native
 from dlm.models import LM, ModelConfig, Transformer
 from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
@@ -189,7 +189,7 @@ def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     later = options.steps // blocks - 1  # forwards of a block after the one over everything
     lengths = [len(prompt) + options.gen for prompt in prompts]
 
-    multiply = bare.by_ours() if native.available() else F.linear
+    multiply = bare.by_ours() if native.unavailable() is None else F.linear
 
     def products(wholes: list[int], rows: int, times: int) -> None:
         for whole in wholes:
@@ -331,8 +331,7 @@ def _bare(lm: LM, context: int, block: int, blocks: int, steps: int) -> tuple[li
 
 
 def _in_modules(lm: LM, prompt: list[int], **settings: Any) -> tuple[list[int], int]:
-    with native.twins_only():
-        return _ours(dlm.generate(lm, [prompt], **settings))
+    return _ours(dlm.generate(lm, [prompt], kernels="torch", **settings))
 
 
 def _bandwidth(options: argparse.Namespace) -> float:
@@ -361,7 +360,7 @@ def machine(lm: LM) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": commit.stdout.strip(),
-        "kernels": native.library()[1] if native.available() else "torch",
+        "kernels": native.unavailable() or native.library()[1],
     }
 
 

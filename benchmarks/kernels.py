@@ -28,6 +28,7 @@ from torch import Tensor
 
 from dlm.kernels import reference
 from dlm.kernels.dispatch import confidence, paged_attention, rms_norm, rope_write
+from dlm.kernels.paths import computing_with, find
 from dlm.kernels.spans import Spans
 
 RESULTS = Path(__file__).parent / "results"
@@ -210,7 +211,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    with torch.inference_mode():
+    with torch.inference_mode(), computing_with(find(options.kernels, device, dtype)):
         copy, gemm = copy_bandwidth(device, options.seconds), gemm_speed(device, dtype, options.seconds)
         print(f"{_name(device)}, {options.dtype}: copy {copy / 1e9:,.1f} GB/s, GEMM {gemm / 1e12:,.2f} TFLOP/s\n")
         print(f"{'measured':56s} {'µs':>10s} {'roofline':>10s} {'reached':>8s} {'to reach':>8s} {'error':>8s}")
@@ -244,6 +245,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--device", default=there, help=f"where to run ({there})")
     add("--dtype", help="dtype of all tensors (bfloat16 on a GPU, float32 on a CPU)")
+    add("--kernels", default="auto", help="what computes: auto, triton, c or torch")
     add("--only", default="", metavar="WORDS", help="only cases with these words in their names")
     add("--tiny", action="store_true", help="tiny shapes on a GPU too")
     add("--seconds", type=float, help="time for each case (1 on a GPU, 0.1 on a CPU)")

@@ -69,7 +69,7 @@ def _work(config: BenchConfig, subcommand: str | None) -> None:
 
     from dlm.bench.report import Report, show
     from dlm.evaluation.card import machine
-    from dlm.kernels.dispatch import described
+    from dlm.kernels.paths import described
 
     from .live import console_for
 

@@ -206,7 +206,7 @@ def _threads(lm: "LM") -> str:
     device = getattr(lm, "device", None)  # a stand-in for a model has none
     if device is None or device.type != "cpu":
         return ""
-    from dlm.kernels.dispatch import described
+    from dlm.kernels.paths import described
 
     return f" · {described(lm.dtype)}"
 

@@ -7,11 +7,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dlm.kernels import native
-from dlm.kernels.dispatch import on_native
-
-SHORT = 256
-"""Places among which comparing all with all is faster than sorting."""
 Score = Literal["confidence", "margin", "entropy", "order"]
 
 
@@ -201,8 +196,6 @@ def _ranked(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> tuple[T
 
 def _first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[Tensor, " b"]) -> Bool[Tensor, "b l"]:
     """The `count` best of each row."""
-    if score.shape[-1] <= SHORT and on_native(score):
-        return native.first(score, masked, count)
     _, order = _ranked(score, masked)
     taken = torch.arange(score.shape[-1], device=score.device) < count[:, None]
     return torch.zeros_like(masked).scatter(-1, order, taken) & masked

@@ -1,4 +1,4 @@
-"""Attention of a packed forward over the page pool: keys are written, then each row looks at its request's pages."""
+"""Attention of a packed forward over the page pool: keys are written, then each row attends to its request's pages."""
 
 import torch
 import torch.nn.functional as F
@@ -6,24 +6,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dlm.inference.layout import Layout
-from dlm.kernels.dispatch import on_native, paged_attention, rope_write
+from dlm.kernels.dispatch import paged_attention, rope_write
+from dlm.kernels.paths import Path
 from dlm.models.attention import Attend, rotate_into
 
 
-def paged_attend(layout: Layout) -> Attend:
-    """The `Attend` of a layout: fused kernels where there are any, views of the pool and SDPA elsewhere."""
-    return _kernels(layout) if layout.device.type == "cuda" or on_native(layout.pool.k) else _views(layout)
+def paged_attend(layout: Layout, path: Path) -> Attend:
+    """The `Attend` of a layout: the path's kernels where it has any, torch's attention on views of the pool elsewhere."""
+    return _kernels(layout) if path.paged else _views(layout)
 
 
 def _kernels(layout: Layout) -> Attend:
-    """Two launches a layer: rotate and write, then look."""
+    """Two launches a layer: rotate and write, then attend."""
     pool, spans, slots = layout.pool, layout.spans, layout.slots
     cos, sin = (None, None) if layout.rope is None else (table[0, :, 0] for table in layout.rope)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = pool.k[layer], pool.v[layer]
-        turned = rope_write(q, k, v, cos, sin, keys, values, slots)
-        return paged_attention(turned, keys, values, spans, None)
+        rotated = rope_write(q, k, v, cos, sin, keys, values, slots)
+        return paged_attention(rotated, keys, values, spans, None)
 
     return attend
 
@@ -35,12 +36,12 @@ def _views(layout: Layout) -> Attend:
     """
     pool = layout.pool
     layers = [_Layer(layout, k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(pool.k, pool.v, strict=True)]
-    cos, sin = layout.turn
+    cos, sin = layout.rotation
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if cos is not None and sin is not None:
             q = rotate_into(torch.empty_like(q), q, cos, sin)
-        return layers[layer].look(q, k, v)
+        return layers[layer].attend(q, k, v)
 
     return attend
 
@@ -52,7 +53,7 @@ class _Layer:
         self.pieces, self.masks, self.indices = layout.pieces, layout.masks, layout.indices
         self.keys, self.values = keys, values
         self.rows, self.slots = layout.written
-        self.cos, self.sin = layout.turn
+        self.cos, self.sin = layout.rotation
         self.whole = isinstance(self.rows, slice) and self.rows == slice(0, layout.rows)
         if isinstance(self.slots, slice):
             self.new_keys, self.new_values = keys[self.slots], values[self.slots]
@@ -60,15 +61,15 @@ class _Layer:
             self.cos, self.sin = self.cos[self.rows], self.sin[self.rows]
         self.views = [self._view(index) if isinstance(index, slice) else None for index in self.indices]
 
-    def look(self, q: Float[Tensor, "n h e"], k: Float[Tensor, "n g e"], v: Float[Tensor, "n g e"]) -> Tensor:
-        """Write the rows' keys and values; then each piece's rows look at theirs."""
+    def attend(self, q: Float[Tensor, "n h e"], k: Float[Tensor, "n g e"], v: Float[Tensor, "n g e"]) -> Tensor:
+        """Write the rows' keys and values; then each piece's rows attend to theirs."""
         self._write(k, v)
         heads, grouped = q.transpose(0, 1)[None], q.shape[1] != k.shape[1]  # (1, h, n, e)
         found = []
         for piece, view, index, mask in zip(self.pieces, self.views, self.indices, self.masks, strict=True):
-            seen, told = view or self._view(index)
-            asking = heads if len(self.pieces) == 1 else heads[:, :, piece.start : piece.stop]
-            out = F.scaled_dot_product_attention(asking, seen, told, attn_mask=mask, enable_gqa=grouped)
+            keys, values = view or self._view(index)
+            queries = heads if len(self.pieces) == 1 else heads[:, :, piece.start : piece.stop]
+            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=grouped)
             found.append(out[0].transpose(0, 1))
         return found[0] if len(found) == 1 else torch.cat(found)
 

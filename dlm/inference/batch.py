@@ -32,7 +32,7 @@ class Batch:
     def __init__(self, lm: LM, pool: PagePool, config: EngineConfig, cache: str) -> None:
         self.lm, self.pool = lm, pool
         self.scheduler = Scheduler(pool, config, cache)
-        self.stepper = Stepper(lm.network, pool, config)
+        self.stepper = Stepper(lm, pool, config)
         self.strategies: dict[str, Strategy] = {}
         self.on_step: Callable[[StepEvent], None] | None = None
         self.sequences: dict[str, Sequence] = {}

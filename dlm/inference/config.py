@@ -182,6 +182,10 @@ class EngineConfig(BaseModel):
     )
     max_num_tokens: int = Field(default=8192, ge=1, le=2**31, description="Positions in one forward, at most.")
     max_num_requests: int = Field(default=256, ge=1, le=MOST, description="Requests under way at a time, at most.")
+    kernels: Literal["auto", "triton", "c", "torch"] = Field(
+        default="auto",
+        description="What computes: Triton on a GPU, C for float32 on a CPU, torch anywhere; auto takes the first that can.",
+    )
     max_waiting: int | None = Field(
         default=None, ge=0, description="Requests that may wait for their turn; more are refused. none: any number."
     )

@@ -17,7 +17,7 @@ from dlm.diffusion.rng import Purpose, uniform
 from dlm.diffusion.unmask import best, schedule
 from dlm.inference.canvas import Decision
 from dlm.inference.sequence import Sequence
-from dlm.kernels.dispatch import confidence, on_native, on_triton
+from dlm.kernels.dispatch import confidence, one_pass
 from dlm.kernels.picked import Picked
 from dlm.models.transformer import Transformer
 
@@ -135,8 +135,7 @@ class _Round:
     def _choose(self, logits: Tensor, address: Address | None) -> "Signals | _Read":
         """Tokens and how sure the model is of them: in one fused pass where it tells all that is asked."""
         s, plain = self.settings, not any(seq.revises or seq.keep for seq in self.seqs)
-        fused = on_triton(logits) or (on_native(logits) and s.temperature == 0)
-        if fused and plain and s.top_k is None and s.top_p is None:
+        if plain and s.top_k is None and s.top_p is None and one_pass(logits, s.temperature):
             where = {} if s.temperature == 0 or address is None else vars(address)
             return _Read(confidence(logits, mask_id=self.mask_id, temperature=s.temperature, **where))
         return choose(

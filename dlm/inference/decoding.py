@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     memory_fraction: float
     max_num_tokens: int
     max_num_requests: int
+    kernels: Literal["auto", "triton", "c", "torch"]
     deterministic: bool
     cuda_graphs: bool
     allow_long: bool

@@ -23,8 +23,8 @@ from dlm.inference.request import Generation, Interrupted, StepEvent
 from dlm.inference.sequence import Script, Sequence
 from dlm.inference.spans import cache_of
 from dlm.inference.texts import TextStream, partial_of
+from dlm.kernels.paths import Kernels
 from dlm.models.lm import LM
-from dlm.models.packing import pack
 from dlm.models.required import require_lm
 from dlm.models.subnormals import subnormals_as_zeros
 
@@ -47,6 +47,9 @@ class Engine:
     between two steps. One thread at a time steps. After an exception or a Ctrl-C in a step, those requests that had
     begun end with an error event, their pages are free, and the engine goes on with the others. An engine is a context
     manager that closes itself.
+
+    The weights are those of its start until `reload()`. Where they changed and nobody said so, an idle engine refuses
+    the next request; the tokens of requests under way are then of old weights, of new ones, or of both.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Engine:
         refresh_interval: int | None = None,
         cache_delay: int = 1,
         memory_fraction: float = 0.8,
+        kernels: Kernels = "auto",
         deterministic: bool = False,
         cuda_graphs: bool = False,
         trace: Store | None = None,
@@ -80,8 +84,6 @@ class Engine:
         self.owner = Ownership(self.batch.mend)
         self.closed = False
         self._numbers = count()
-        if not lm.network.training:
-            pack(lm.network)
 
     @classmethod
     def of(cls, lm: LM, config: EngineConfig, trace: Store | None = None, on_step: OnStep | None = None) -> "Engine":
@@ -151,7 +153,7 @@ class Engine:
         self.close()
 
     def reload(self) -> None:
-        """Take notice of weights that have changed. Raises UserError while requests that have begun are under way."""
+        """Take the model's weights as they are now. Raises UserError while requests that have begun are under way."""
         with HeldInterrupts(), self.owner.left:
             begun = [name for name, seq in self.batch.sequences.items() if seq.begun]
             if begun:
@@ -159,7 +161,7 @@ class Engine:
                     f"reload(): {len(begun)} requests have begun with the weights as they were ({begun[0]!r} is one): let "
                     "them finish, or cancel them"
                 )
-            self.owner.do(self.batch.reload)
+            self.owner.do(self._reload)
 
     @property
     def has_work(self) -> bool:
@@ -267,6 +269,11 @@ class Engine:
         """What the engine has done so far, and what it holds now."""
         return self.batch.stats()
 
+    def _reload(self) -> None:
+        self.batch.reload()
+        if isinstance(self.recording, Recording):
+            self.recording.renew()
+
     def _submit(
         self,
         decoding: Decoding,
@@ -292,6 +299,8 @@ class Engine:
             most, waiting = self.config.max_waiting, len(self.batch.scheduler.waiting) + len(self.owner.inbox)
             if most is not None and waiting >= most:
                 raise Full(f"{waiting} requests are waiting, and max_waiting = {most}: come back later, or raise it")
+            if not self.batch.sequences:
+                self.batch.stepper.compute.check()
             if self.recording is not None:
                 seq.listen(self.recording.begin(seq, meta))  # raises where the store has a trace of that id
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""The network over one layout: on a CPU in one call of C, on a GPU as a CUDA graph once it lasts. Knows no requests."""
+"""The network over one layout: on a CPU in one call of C, on a GPU as a CUDA graph once it lasts."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dlm.inference.attend import paged_attend
-from dlm.inference.fused import Fused
+from dlm.inference.fused import FusedLayers
 from dlm.inference.layout import Layout
+from dlm.kernels.paths import Path
 from dlm.models.attention import Attend
 from dlm.models.deterministic import FixedRows
 from dlm.models.transformer import Transformer
@@ -34,12 +35,13 @@ class Forward:
         self,
         network: Transformer,
         layout: Layout,
+        path: Path,
+        fused: FusedLayers | None = None,
         capture: Capture | None = None,
-        fused: Fused | None = None,
         deterministic: bool = False,
     ) -> None:
-        self.network, self.layout, self.fused, self.capture = network, layout, fused, capture
-        self.deterministic, self.in_c = deterministic, False
+        self.network, self.layout, self.path, self.fused = network, layout, path, fused
+        self.capture, self.deterministic = capture, deterministic
         self.runs = 0
         self.recorded: tuple[Callable[[], None], Tensor] | None = None
         self.ids: Tensor | None = None
@@ -50,12 +52,11 @@ class Forward:
         The result is good until the next call.
         """
         given, rows = self.layout.upload(ids), self.layout.upload(wanted)
-        self.runs += 1
-        self.in_c = self.fused is not None and self.fused.usable(anew=self.runs == 1)
-        if self.in_c and self.fused is not None:
+        if self.fused is not None:
             return self.fused(self.layout, given, rows)
         if self.capture is None:
             return self._hidden(given, rows)
+        self.runs += 1
         if self.runs <= AFTER:
             return self._hidden(given)[rows]
         if self.recorded is None:
@@ -69,14 +70,14 @@ class Forward:
 
     def head(self, hidden: Float[Tensor, "w d"]) -> Float[Tensor, "w v"]:
         """Logits of the states that the last call gave."""
-        if self.in_c and self.fused is not None:
+        if self.fused is not None:
             return self.fused.head(hidden)
         with self._products():
             return self.network.head(hidden)
 
     @cached_property
     def attend(self) -> Attend:
-        return paged_attend(self.layout)
+        return paged_attend(self.layout, self.path)
 
     def _hidden(self, ids: Tensor, wanted: Tensor | None = None) -> Tensor:
         with self._products():

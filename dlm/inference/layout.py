@@ -35,7 +35,7 @@ class Piece:
     stop: int
     visible: int
     table: tuple[int, ...]
-    sight: int | None
+    attention_block: int | None
     """Block length of its attention; None sees everything."""
 
     @property
@@ -81,7 +81,7 @@ class Layout:
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
     @cached_property
-    def turn(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    def rotation(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """cos and sin of the rows, (n, 1, r), for `rotate_into`: the first half of sin is negative."""
         if self.rope is None:
             return None, None
@@ -102,7 +102,7 @@ class Layout:
             [piece.visible for piece in self.pieces],
             [piece.table for piece in self.pieces],
             self.device,
-            [piece.sight or 0 for piece in self.pieces],
+            [piece.attention_block or 0 for piece in self.pieces],
         )
 
     @cached_property
@@ -125,12 +125,12 @@ class Layout:
         return [self._index(piece) for piece in self.pieces]
 
     def _mask(self, piece: Piece) -> Tensor | None:
-        if piece.sight is None:
+        if piece.attention_block is None:
             return None
-        block = self.host_positions[piece.start : piece.stop] // piece.sight
-        if block.min() >= (piece.visible - 1) // piece.sight:
+        block = self.host_positions[piece.start : piece.stop] // piece.attention_block
+        if block.min() >= (piece.visible - 1) // piece.attention_block:
             return None
-        keys = np.arange(piece.visible) // piece.sight
+        keys = np.arange(piece.visible) // piece.attention_block
         return self.upload(keys[None, :] <= block[:, None])
 
     def _index(self, piece: Piece) -> Tensor | slice:

@@ -89,6 +89,10 @@ class Recording:
             self.common["tokenizer"] = lm.tokenizer.fingerprint
             store.add_tokenizer(lm.tokenizer.fingerprint, lm.tokenizer.backend.to_str())
 
+    def renew(self) -> None:
+        """Traces from now on are of the weights as they are now."""
+        self.common = {**self.common, "weights": weights_digest(self.lm.network)}
+
     def begin(self, seq: Sequence, meta: Mapping[str, Any]) -> Recorder | None:
         """A recorder for this request, or None where the store leaves it out. Raises if its id is taken."""
         settings, request, plan = seq.decoding.settings, seq.request, seq.decoding.plan

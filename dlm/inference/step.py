@@ -7,16 +7,16 @@ import numpy as np
 
 from dlm.diffusion.choose import BrokenLogits
 from dlm.inference.canvas import Decision
+from dlm.inference.compute import Compute
 from dlm.inference.config import EngineConfig
 from dlm.inference.decide import Question, decide
-from dlm.inference.forward import Forward, cuda_graph
-from dlm.inference.fused import Fused
+from dlm.inference.forward import Forward
 from dlm.inference.layout import Layout
 from dlm.inference.pages import PagePool
 from dlm.inference.scheduler import Scheduled
 from dlm.inference.sequence import Sequence
 from dlm.inference.strategies import Strategy
-from dlm.models.transformer import Transformer
+from dlm.models.lm import LM
 
 Result = tuple[Sequence, Decision | BrokenLogits]
 
@@ -24,22 +24,22 @@ Result = tuple[Sequence, Decision | BrokenLogits]
 class Stepper:
     """Runs a network over scheduled requests; keeps what can serve the next step."""
 
-    def __init__(self, network: Transformer, pool: PagePool, config: EngineConfig) -> None:
-        self.network, self.pool, self.config = network, pool, config
-        self.fused = Fused(network)
+    def __init__(self, lm: LM, pool: PagePool, config: EngineConfig) -> None:
+        self.network, self.pool, self.compute = lm.network, pool, Compute(lm, config)
         self.nfe = self.rows = 0
         self._last: tuple[tuple, Forward] | None = None
 
     def run(self, scheduled: list[Scheduled]) -> list[Result]:
         """What each request that is asked something decides, or that its logits are broken."""
         strategies = list(_by_strategy(scheduled))
-        for strategy, mine in strategies:
-            strategy.prepare(mine)
         training = self.network.training
         if training:
             self.network.eval()
         try:
-            return self._forward(scheduled, strategies)
+            with self.compute.running():
+                for strategy, mine in strategies:
+                    strategy.prepare(mine)
+                return self._forward(scheduled, strategies)
         finally:
             if training:
                 self.network.train()
@@ -51,7 +51,7 @@ class Stepper:
     def reload(self) -> None:
         """The weights have changed."""
         self._last = None
-        self.fused.renew()
+        self.compute.reload()
 
     def _forward(self, scheduled: list[Scheduled], strategies: list[tuple[Strategy, list[Scheduled]]]) -> list[Result]:
         forward = self._lay_out(scheduled)
@@ -76,10 +76,7 @@ class Stepper:
         """The step's forward; that of the step before where nothing moved."""
         key = tuple((item.sequence.number, item.sequence.pages.version, item.span) for item in scheduled)
         if self._last is None or self._last[0] != key:
-            graphs = self.config.cuda_graphs and self.pool.k.device.type == "cuda"
-            layout = Layout(scheduled, self.pool, self.network)
-            capture = cuda_graph if graphs else None
-            self._last = key, Forward(self.network, layout, capture, self.fused, self.config.deterministic)
+            self._last = key, self.compute.forward(Layout(scheduled, self.pool, self.network))
         return self._last[1]
 
 

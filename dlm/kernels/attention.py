@@ -116,32 +116,32 @@ def paged_attention(
         partial = torch.empty((n, h, chunks, e), dtype=torch.float32, device=q.device)
         sums = torch.empty((n, h, chunks, 2), dtype=torch.float32, device=q.device)
     shape = {"HEAD": e, "PADDED": triton.next_power_of_2(e), "GROUP": h // g, "CHUNK": CHUNK}
-    sight = 2 if spans.sights is not None else int(block_length is not None)
+    blocks = 2 if spans.block_lengths is not None else int(block_length is not None)
     table = (
         spans.starts,
         spans.positions,
         spans.visible,
         block_length or 0,
-        spans.visible if sight < 2 else spans.sights,
+        spans.visible if blocks < 2 else spans.block_lengths,
     )
     attend[(tiles * chunks if split else tiles, g, len(spans))](
         q, k_pages, v_pages, out, partial, sums, *table, spans.tables, spans.tables.stride(0),
         (e**-0.5 if scale is None else scale) * LOG2_E, tiles, chunks,
         *q.stride()[:2], *k_pages.stride()[:3], *v_pages.stride()[:3],
-        **shape, PAGE=page_size, SIGHT=sight, ROWS=tile.rows, KEYS=tile.keys, SPLIT=split,
+        **shape, PAGE=page_size, BLOCKS=blocks, ROWS=tile.rows, KEYS=tile.keys, SPLIT=split,
         num_warps=tile.warps, num_stages=stages_of(tile, e, q.element_size(), chip), enable_fp_fusion=False,
     )  # fmt: skip
     if split:
         combine[(-(-spans.max_queries * (h // g) // COMBINED), g, len(spans))](
             out, partial, sums, *table, chunks,
-            **shape, SIGHT=sight, ROWS=COMBINED, num_warps=4, enable_fp_fusion=False,
+            **shape, BLOCKS=blocks, ROWS=COMBINED, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
 
 @triton.jit
 def rows_of(
-    starts, positions, visible, block_length, sights, tile, span, head, GROUP: tl.constexpr, SIGHT: tl.constexpr, ROWS: tl.constexpr
+    starts, positions, visible, block_length, block_lengths, tile, span, head, GROUP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """Of a tile's rows: query row and head in the launch, whether there is such a row, and how many keys it sees."""
     first = tl.load(starts + span)
@@ -149,8 +149,8 @@ def rows_of(
     query = first + row // GROUP
     live = query < tl.load(starts + span + 1)
     limit = tl.zeros((ROWS,), tl.int32) + tl.load(visible + span)
-    if SIGHT > 0:
-        length = tl.load(sights + span) if SIGHT == 2 else block_length
+    if BLOCKS > 0:
+        length = tl.load(block_lengths + span) if BLOCKS == 2 else block_length
         position = tl.load(positions + query, mask=live, other=0).to(tl.int32)
         bound = (position // tl.maximum(length, 1) + 1) * length
         limit = tl.where(length == 0, limit, tl.minimum(limit, bound))
@@ -177,17 +177,17 @@ def finish(out, acc, total, query, h, live, heads, HEAD: tl.constexpr, PADDED: t
 
 @triton.jit(do_not_specialize=["block_length", "table_row", "tiles", "chunks"])
 def attend(
-    q, k_pages, v_pages, out, partial, sums, starts, positions, visible, block_length, sights, tables, table_row,
+    q, k_pages, v_pages, out, partial, sums, starts, positions, visible, block_length, block_lengths, tables, table_row,
     log2_scale, tiles, chunks,
     q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head,
     HEAD: tl.constexpr, PADDED: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, PAGE: tl.constexpr,
-    SIGHT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     tile, chunk = tl.program_id(0) % tiles, tl.program_id(0) // tiles  # tiles of the same keys run side by side
     head, span = tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
     query, h, live, limit = rows_of(
-        starts, positions, visible, block_length, sights, tile, span, head, GROUP, SIGHT, ROWS
+        starts, positions, visible, block_length, block_lengths, tile, span, head, GROUP, BLOCKS, ROWS
     )
     seen = tl.max(limit)
     begin = chunk * CHUNK
@@ -232,14 +232,14 @@ def attend(
 
 @triton.jit(do_not_specialize=["block_length", "chunks"])
 def combine(
-    out, partial, sums, starts, positions, visible, block_length, sights, chunks,
+    out, partial, sums, starts, positions, visible, block_length, block_lengths, chunks,
     HEAD: tl.constexpr, PADDED: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr,
-    SIGHT: tl.constexpr, ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     tile, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
     query, h, live, limit = rows_of(
-        starts, positions, visible, block_length, sights, tile, span, head, GROUP, SIGHT, ROWS
+        starts, positions, visible, block_length, block_lengths, tile, span, head, GROUP, BLOCKS, ROWS
     )
     e = tl.arange(0, PADDED)
     acc, total = tl.zeros((ROWS, PADDED), tl.float32), tl.zeros((ROWS,), tl.float32)

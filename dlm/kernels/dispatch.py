@@ -1,50 +1,19 @@
-"""The public kernels: Triton on a GPU, C for fp32 on a CPU, the twin for all else. Knows nothing of how they compute."""
+"""The public kernels, each computed by the path that `dlm.kernels.paths` finds for its tensors."""
 
-import os
-from functools import cache
-from importlib.util import find_spec
+from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dlm.kernels import native, reference
+from dlm.kernels.paths import PATHS, path_of
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
-from dlm.kernels.threads import threads_now
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton's own switch: its kernels run in its interpreter, on CPU tensors."""
 
 
-@cache
-def _installed() -> bool:
-    return find_spec("triton") is not None
-
-
-def on_triton(x: Tensor) -> bool:
-    """Whether x's device runs the Triton kernels. (They launch on the current device: hence `device_of` below.)"""
-    return (x.is_cuda or INTERPRETED) and _installed()
-
-
-def on_native(x: Tensor) -> bool:
-    """Whether x is for the C kernels: fp32 on a CPU, no gradient asked for, of torch's own kind, whose memory is there."""
-    plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.is_cpu
-    return plain and not torch.is_grad_enabled() and native.available() and not INTERPRETED
-
-
-def described(dtype: torch.dtype = torch.float32, threads: int | None = None) -> str:
-    """What computes on the CPU, for reports: "2 threads, kernels in C". `threads` are those that torch will be given."""
-    given = torch.get_num_threads() if threads is None else threads
-    native_too = dtype == torch.float32 and native.available()
-    used = min(given, threads_now()) if native_too else given
-    plural = "" if given == 1 else "s"
-    number = (
-        f"{given} thread{plural}"
-        if used == given
-        else f"{used} of {given} threads, since other processes use the cores"
-    )
-    return f"{number}, kernels in C" if native_too else number
+def _run(name: str, x: Tensor, *arguments: Any) -> Any:
+    path = path_of(x)
+    with path.launching(x):
+        return path.kernel(name)(x, *arguments)
 
 
 def paged_attention(
@@ -59,17 +28,10 @@ def paged_attention(
 
     p pages of s positions, g key heads, each shared by h / g query heads; keys are stored rotated. Key j is seen by a
     row at position x if j < visible and (`block_length` is None or j // block_length <= x // block_length); 1 is causal
-    sight. A row that sees nothing gives zeros. What lies in slots that no row of its span sees, NaN included, has no
+    attention. A row that sees nothing gives zeros. What lies in slots that no row of its span sees, NaN included, has no
     effect. `scale` is 1/sqrt(e) unless given. A row's result does not depend on the rest of the launch, bit for bit.
     """
-    if on_triton(q):
-        from dlm.kernels import attention
-
-        with torch.cuda.device_of(q):
-            return attention.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
-    if on_native(q):
-        return native.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
-    return reference.paged_attention(q, k_pages, v_pages, spans, block_length, scale)
+    return _run("paged_attention", q, k_pages, v_pages, spans, block_length, scale)
 
 
 def rope_write(
@@ -87,28 +49,14 @@ def rope_write(
     The first r channels of each head are turned, half-split. `slots` are page * s + offset; -1 writes nothing. The
     pools must be contiguous.
     """
-    if on_triton(q):
-        from dlm.kernels import rope
-
-        with torch.cuda.device_of(q):
-            return rope.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
-    if on_native(q):
-        return native.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
-    return reference.rope_write(q, k, v, cos, sin, k_pages, v_pages, slots)
+    return _run("rope_write", q, k, v, cos, sin, k_pages, v_pages, slots)
 
 
 def rms_norm(
     x: Float[Tensor, "n d"], weight: Float[Tensor, " d"], eps: float, residual: Float[Tensor, "n d"] | None = None
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
     """(norm of x + residual, x + residual): the sum in x's dtype, the norm in fp32, cast back, then times weight."""
-    if on_triton(x):
-        from dlm.kernels import norm
-
-        with torch.cuda.device_of(x):
-            return norm.rms_norm(x, weight, eps, residual)
-    if on_native(x):
-        return native.rms_norm(x, weight, eps, residual)
-    return reference.rms_norm(x, weight, eps, residual)
+    return _run("rms_norm", x, weight, eps, residual)
 
 
 def confidence(
@@ -128,12 +76,17 @@ def confidence(
     (seed, sample, step, position). `keep_mask` leaves the mask token in the softmax's denominator and entropy. At
     temperature 0 p is the plain softmax.
     """
+    path = path_of(logits)
+    if not (path.draws or temperature == 0):
+        path = PATHS["torch"]
     address = {"seed": seed, "sample": sample, "step": step, "position": position}
-    if on_triton(logits):
-        from dlm.kernels import pick
+    with path.launching(logits):
+        return path.kernel("confidence")(
+            logits, mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **address
+        )
 
-        with torch.cuda.device_of(logits):
-            return pick.confidence(logits, mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **address)
-    if on_native(logits) and temperature == 0:
-        return native.confidence(logits, mask_id=mask_id, keep_mask=keep_mask)
-    return reference.confidence(logits, mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **address)
+
+def one_pass(logits: Tensor, temperature: float) -> bool:
+    """Whether `confidence` reads these logits in one pass; where not, choosing step by step costs as much."""
+    path = path_of(logits)
+    return path.draws if temperature > 0 else path.confident

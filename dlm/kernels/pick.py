@@ -14,6 +14,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dlm.diffusion.rng import Purpose
 from dlm.kernels.picked import Picked
 
 CHUNK = 4096
@@ -61,7 +62,7 @@ def confidence(
     )
 
 
-PURPOSE = tl.constexpr(0)  # of a draw that picks a token: `TOKEN` of the twin
+PURPOSE = tl.constexpr(int(Purpose.TOKEN))
 
 
 @triton.jit

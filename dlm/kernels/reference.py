@@ -1,10 +1,11 @@
-"""The twins: each kernel in plain PyTorch, which defines what it computes and is the CPU path. Knows nothing but tensors."""
+"""The twins: each kernel in plain PyTorch, which defines what it computes and is the path "torch"."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dlm.diffusion.rng import gumbel
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
 
@@ -115,33 +116,3 @@ def confidence(
         entropy=torch.special.entr(p).sum(-1),
         finite=finite,
     )
-
-
-WORD = 0xFFFFFFFF
-TOKEN = 0  # the purpose of a draw that picks a token
-
-
-def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Philox4x32-10 (Salmon et al., SC'11) on int64 tensors: four 32-bit words for each broadcast (key, counter)."""
-
-    def multiply(x: Tensor, constant: int) -> tuple[Tensor, Tensor]:  # in halves: int64 is signed
-        low, high = x * (constant & 0xFFFF), x * (constant >> 16)
-        middle = high + (low >> 16)
-        return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
-
-    k0, k1, c0, c1, c2, c3 = (word & WORD for word in (*key, *counter))
-    for _ in range(10):
-        (high0, low0), (high1, low1) = multiply(c0, 0xD2511F53), multiply(c2, 0xCD9E8D57)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + 0x9E3779B9) & WORD, (k1 + 0xBB67AE85) & WORD
-    return c0, c1, c2, c3
-
-
-def gumbel(*, seed: Tensor, sample: Tensor, step: Tensor, position: Tensor, vocab_size: int) -> Float[Tensor, "n v"]:
-    """Gumbel noise for each row's vocabulary: key (seed, sample), counter (TOKEN, step, position, token // 4)."""
-    group = torch.arange((vocab_size + 3) // 4, device=seed.device)
-    seed, sample, step, position = (x.long().reshape(-1, 1) for x in (seed, sample, step, position))
-    words = philox((seed, sample), (torch.full_like(seed, TOKEN), step, position, group))
-    word = torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(-2)[..., :vocab_size]
-    small = ((word.double() + 0.5) / 2**32).float().clamp_max(1 - 2**-24)  # fp32 resolves the upper tail this way round
-    return -torch.log(-torch.log1p(-small))

@@ -10,7 +10,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-HEADS = 8  # query heads a program turns, about
+HEADS = 8  # query heads a program rotates, about
 
 
 def rope_write(
@@ -35,7 +35,7 @@ def rope_write(
         cos = sin = q  # stand-ins, never read
     assert cos.stride(1) == sin.stride(1) or rotated == 0
     heads = min(triton.next_power_of_2(g), max(1, HEADS * g // h))
-    turn[(n, triton.cdiv(g, heads))](
+    rotate_and_write[(n, triton.cdiv(g, heads))](
         q, k, v, cos, sin, out, k_pages, v_pages, slots, g,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), sin.stride(0),
         HEAD=e, HALF=rotated // 2, GROUP=h // g, HEADS=heads, num_warps=4, enable_fp_fusion=False,
@@ -44,7 +44,7 @@ def rope_write(
 
 
 @triton.jit
-def turned(x, mirrored, cos, sin):
+def rotated_half(x, mirrored, cos, sin):
     """x * cos + mirrored * sin as PyTorch computes it: each product and the sum rounded to the operands' dtype."""
     a, b = x.to(tl.float32) * cos.to(tl.float32)[None, :], mirrored.to(tl.float32) * sin.to(tl.float32)[None, :]
     if x.dtype == cos.dtype:
@@ -56,7 +56,7 @@ def turned(x, mirrored, cos, sin):
 def copy_heads(
     x, out, cos, sin, head, heads, x_head, HEAD: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, ROTATE: tl.constexpr
 ):  # fmt: skip
-    """Heads of one row from x (strided) to out (packed), the first 2 * HALF channels turned."""
+    """Heads of one row from x (strided) to out (packed), the first 2 * HALF channels rotated."""
     index = (head + tl.arange(0, HEADS))[:, None]
     here, there, live = x + index * x_head, out + index * HEAD, index < heads
     done: tl.constexpr = 2 * HALF if ROTATE else 0
@@ -67,15 +67,15 @@ def copy_heads(
         high = tl.load(here + HALF + e, mask=live & inside, other=0.0)
         cos_low, cos_high = tl.load(cos + e, mask=inside), tl.load(cos + HALF + e, mask=inside)
         sin_low, sin_high = tl.load(sin + e, mask=inside), tl.load(sin + HALF + e, mask=inside)
-        tl.store(there + e, turned(low, -high, cos_low, sin_low), mask=live & inside)
-        tl.store(there + HALF + e, turned(high, low, cos_high, sin_high), mask=live & inside)
+        tl.store(there + e, rotated_half(low, -high, cos_low, sin_low), mask=live & inside)
+        tl.store(there + HALF + e, rotated_half(high, low, cos_high, sin_high), mask=live & inside)
     if done < HEAD:
         e = done + tl.arange(0, triton.next_power_of_2(HEAD - done))
         tl.store(there + e, tl.load(here + e, mask=live & (e < HEAD), other=0.0), mask=live & (e < HEAD))
 
 
 @triton.jit
-def turn(
+def rotate_and_write(
     q, k, v, cos, sin, out, k_pages, v_pages, slots, g,
     q_row, q_head, k_row, k_head, v_row, v_head, cos_row, sin_row,
     HEAD: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,

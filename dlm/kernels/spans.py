@@ -1,4 +1,4 @@
-"""Which query rows see which cached keys: the table that one forward is. Knows nothing of requests, models or strategies."""
+"""Which query rows see which cached keys: the table that one forward is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,8 +43,8 @@ class Spans:
     """int32: page numbers of each span's sequence; entries past its visible keys are never read."""
     max_queries: int
     max_visible: int
-    sights: Int[Tensor, " b"] | None = None
-    """int32: each span's own block length, 0 for full sight, where requests differ; the call's is then not read."""
+    block_lengths: Int[Tensor, " b"] | None = None
+    """int32: each span's own block length, 0 where it sees all, if requests differ; the call's is then not read."""
 
     def __len__(self) -> int:
         return self.visible.shape[0]
@@ -56,7 +56,7 @@ class Spans:
         visible: Sequence[int],
         tables: Sequence[Sequence[int]],
         device: torch.device | str | None = None,
-        sights: Sequence[int] | None = None,
+        block_lengths: Sequence[int] | None = None,
     ) -> "Spans":
         """Spans from one list a span."""
         counts = [len(rows) for rows in positions]
@@ -70,23 +70,28 @@ class Spans:
             tables=torch.tensor(padded, dtype=torch.int32, device=device).view(len(padded), width),
             max_queries=max(counts, default=0),
             max_visible=max(visible, default=0),
-            sights=None if sights is None else torch.tensor(sights, dtype=torch.int32, device=device),
+            block_lengths=None
+            if block_lengths is None
+            else torch.tensor(block_lengths, dtype=torch.int32, device=device),
         )
 
     def reads(self, block_length: int | None, page_size: int) -> list[Read]:
         """The spans that have something to do, for code that loops over them; made once for all layers of a forward."""
         key = (block_length, page_size)
         if key not in self._reads:
-            lengths = [block_length] * len(self) if self.sights is None else [x or None for x in self.sights.tolist()]
+            own = None if self.block_lengths is None else self.block_lengths.tolist()
+            lengths = [block_length] * len(self) if own is None else [length or None for length in own]
             found = [self._read(*span, length, page_size) for span, length in zip(self._on_host, lengths, strict=True)]
             self._reads[key] = [read for read in found if read is not None]
         return self._reads[key]
 
     def packed(self, block_length: int | None) -> tuple[Tensor, ...]:
-        """Starts, positions, visible, tables and sights, all int32 and dense; made once for all layers of a forward."""
+        """Starts, positions, visible, tables and block lengths, all int32 and dense; made once for all layers of a forward."""
         if block_length not in self._packed:
-            sights = torch.full_like(self.visible, block_length or 0) if self.sights is None else self.sights
-            parts = self.starts, self.positions, self.visible, self.tables, sights
+            lengths = self.block_lengths
+            if lengths is None:
+                lengths = torch.full_like(self.visible, block_length or 0)
+            parts = self.starts, self.positions, self.visible, self.tables, lengths
             self._packed[block_length] = tuple(x.to(torch.int32).contiguous() for x in parts)
         return self._packed[block_length]
 

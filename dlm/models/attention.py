@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from dlm.kernels.dispatch import on_triton, rms_norm
+from dlm.kernels.dispatch import rms_norm
+from dlm.kernels.paths import path_of
 from dlm.models.config import AttentionKind, ModelConfig
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -121,7 +122,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        if not torch.is_grad_enabled() and on_triton(x):
+        if not torch.is_grad_enabled() and path_of(x).norms:
             return rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps)[0].view(x.shape)
         if x.dtype == torch.float32 and not x.is_cuda and not torch.is_grad_enabled():
             return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)

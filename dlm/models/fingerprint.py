@@ -1,4 +1,4 @@
-"""Which weights these are: a digest that traces carry and re-runs compare."""
+"""Which weights these are: whether they changed, and a digest that traces carry and re-runs compare."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -7,36 +7,60 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dlm.models.transformer import Transformer
 
 WHOLE = 2**28
 """Bytes up to which every weight counts; of more, so many evenly spaced elements of each tensor do."""
 SAMPLED = 2**16
-
+PROBED = 16
+"""Values of each weight that `weights_state` holds."""
 _known: "WeakKeyDictionary[Transformer, tuple[tuple, str]]" = WeakKeyDictionary()
+
+
+def weights_state(network: Transformer) -> tuple:
+    """Equal to an earlier one while the weights are the same: `dlm.Engine`, the copies for C and digests rely on it.
+
+    It holds each weight's memory, torch's count of writes to it and its first values, since neither a fused optimiser
+    nor a write through `.data` is counted. A write through `.data` that leaves the first values alone is not seen.
+    """
+    tensors = [getattr(x, "_local_tensor", x) for x in (*network.parameters(), *network.buffers())]
+    places = [
+        (StorageWeakRef(x.untyped_storage()), x.storage_offset(), x.stride(), 0 if x.is_inference() else x._version)
+        for x in tensors
+    ]
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for x in tensors:
+        first = x.data.as_strided((min(PROBED, x.numel()),), (1,))
+        by_device.setdefault(x.device, []).append(first.view(torch.uint8))
+    return places, [torch.cat(each).cpu().numpy().tobytes() for each in by_device.values()]
 
 
 def weights_digest(network: Transformer) -> str:
     """Hex digest of names, shapes, dtypes and values; ends in "~" where a large network's values were sampled.
 
-    Taken once, and again only when a weight was replaced or written to.
+    Taken once, and again when `weights_state` is another one.
     """
-    state = tuple((p.data_ptr(), p._version) for p in network.parameters())
-    known = _known.get(network)
+    state, known = weights_state(network), _known.get(network)
     if known is None or known[0] != state:
         _known[network] = known = state, _digest(network)
     return known[1]
 
 
+def forget(network: Transformer) -> None:
+    """Take the digest anew when it is asked for next."""
+    _known.pop(network, None)
+
+
 def _digest(network: Transformer) -> str:
     parameters = sorted(network.named_parameters())
     sampled = sum(p.numel() * p.element_size() for _, p in parameters) > WHOLE
-    told = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     for name, parameter in parameters:
-        told.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-        told.update(_values(parameter.detach(), sampled))
-    return told.hexdigest() + "~" * sampled
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+        digest.update(_values(parameter.detach(), sampled))
+    return digest.hexdigest() + "~" * sampled
 
 
 def _values(weight: Tensor, sampled: bool) -> bytes:
@@ -49,12 +73,12 @@ def _values(weight: Tensor, sampled: bool) -> bytes:
 
 def files_digest(files: Iterable[Path]) -> str:
     """Hex digest of weights that lie in files, without loading them; of a large file, evenly spaced pieces count."""
-    told = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     for file in files:
         size = file.stat().st_size
-        told.update(f"{file.name} {size}\n".encode())
+        digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as handle:
             for start in range(0, size, max(SAMPLED, size * SAMPLED // WHOLE)):
                 handle.seek(start)
-                told.update(handle.read(SAMPLED))
-    return told.hexdigest()
+                digest.update(handle.read(SAMPLED))
+    return digest.hexdigest()

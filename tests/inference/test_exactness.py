@@ -1,14 +1,18 @@
 """What the engine decodes: exact where it says so, the papers' approximations where asked, the same tokens in any company."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import dlm
 from dlm.errors import UserError
-from dlm.inference import attend, decide
-from dlm.inference import step as step_module
+from dlm.inference import compute, decide
 from dlm.inference.decoding import continuations, infillings
 from dlm.inference.forward import Forward
+from dlm.kernels import reference as reference_kernels
+from dlm.kernels.c import native
+from dlm.kernels.paths import PATHS
 
 from . import oracle
 from .requests import CACHED, FAMILIES, RULE, drive, holes, ids, prompts, reference, tokens
@@ -70,18 +74,45 @@ def test_exact_with_several_blocks_open_is_uncached(family, block_length):
     assert [r.steps for r in plain] == [r.steps for r in cached]
 
 
+@pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_kernels_twins_give_the_same_tokens(family, monkeypatch):
-    lm = tiny_lm(2, **FAMILIES[family])
+@pytest.mark.parametrize("experts", [False, True])
+def test_c_and_torch_give_the_same_tokens(family, experts):
+    """Of experts C computes attention and confidence alone."""
+    moe = {"moe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16}} if experts else {}
+    lm = tiny_lm(2, **FAMILIES[family], **moe)
     settings = {
         "gen_length": 12,
         "block_length": 4,
+        "page_size": 4,
         "cache": "dual" if family in ("llada", "Dream") else "exact",
         **RULE,
     }
-    viewed = dlm.generate(lm, prompts(5), page_size=4, **settings)
-    monkeypatch.setattr("dlm.inference.forward.paged_attend", attend._kernels)
-    assert tokens(dlm.generate(lm, prompts(5), page_size=4, **settings)) == tokens(viewed)
+    ours = dlm.generate(lm, prompts(5), kernels="c", **settings)
+    assert tokens(dlm.generate(lm, prompts(5), kernels="torch", **settings)) == tokens(ours)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "why"),
+    [("triton", "Triton"), ("c", "DLM_NATIVE = 0 switches"), ("blas", "auto")],
+)
+def test_kernels_that_cannot_be_had_say_why(kernels, why, monkeypatch):
+    monkeypatch.setenv("DLM_NATIVE", "0")
+    with pytest.raises(UserError, match=f"kernels.*{why}"):
+        dlm.Engine(tiny_lm(), kernels=kernels)
+    assert (
+        dlm.Engine(tiny_lm()).batch.stepper.compute.path.name
+        == dlm.Engine(tiny_lm(), kernels="torch").batch.stepper.compute.path.name
+        == "torch"
+    )
+
+
+def test_c_is_for_float32(monkeypatch):
+    lm = tiny_lm()
+    lm.network.to(torch.bfloat16)
+    with pytest.raises(UserError, match="C compute in float32 on a CPU, and the model is bfloat16 on cpu"):
+        dlm.Engine(lm, kernels="c")
+    assert dlm.Engine(lm).batch.stepper.compute.path.name == "torch"
 
 
 @pytest.mark.parametrize("threshold", [None, 0.3])
@@ -181,7 +212,9 @@ def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(
         recorded.append(result.shape)
         return lambda: result.copy_(run()), result
 
-    monkeypatch.setattr(step_module, "Forward", lambda network, layout, *_: Forward(network, layout, record))
+    monkeypatch.setattr(
+        compute, "Forward", lambda network, layout, path, *_: Forward(network, layout, path, capture=record)
+    )
     engine = dlm.Engine(lm, cache="dual")
     assert tokens(engine.run(work)) == plain
     assert len(recorded) == 2 and engine.stats().nfe == 16  # one a block
@@ -189,12 +222,15 @@ def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", ["low_confidence", "margin", "entropy", "threshold", "credit"])
-def test_the_fused_pass_over_the_vocabulary_decides_the_same(rule, temperature, monkeypatch):
-    lm = tiny_lm(5, spread=0.4)
-    settings = {"gen_length": 12, "rule": rule, "threshold": 0.4, "temperature": temperature, "cfg_scale": 0.3}
+def test_one_pass_over_the_vocabulary_decides_the_same(rule, temperature, monkeypatch):
+    lm, read = tiny_lm(5, spread=0.4), []
+    settings = {"gen_length": 12, "rule": rule, "temperature": temperature, "cfg_scale": 0.3, "kernels": "torch"}
+    settings |= {"threshold": 0.4} if rule in ("threshold", "credit") else {}
     plain = dlm.generate(lm, prompts(3), **settings)
-    monkeypatch.setattr("dlm.inference.decide.on_triton", lambda x: True)  # its twin, that is
-    assert tokens(dlm.generate(lm, prompts(3), **settings)) == tokens(plain)
+    original = reference_kernels.confidence
+    monkeypatch.setattr(reference_kernels, "confidence", lambda *a, **b: read.append(1) or original(*a, **b))
+    monkeypatch.setitem(PATHS, "torch", replace(PATHS["torch"], confident=True, draws=True))
+    assert tokens(dlm.generate(lm, prompts(3), **settings)) == tokens(plain) and read
     with torch.no_grad():
         lm.network.embed.weight[61] = float("nan")
     with pytest.raises(UserError, match="request '1': the network gave NaN"):

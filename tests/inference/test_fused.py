@@ -1,20 +1,25 @@
-"""The layers in one call of C: what the modules give, for every plain network, and never what they gave before."""
+"""The layers in one call of C: what the modules give, for every plain network; and weights that change."""
 
 import pytest
 import torch
 from torch import nn
 
 import dlm
+from dlm.errors import UserError
 from dlm.inference import decide
+from dlm.inference.compute import Compute
+from dlm.inference.config import EngineConfig
 from dlm.inference.decoding import continuations
-from dlm.inference.fused import Fused
+from dlm.inference.fused import FusedLayers
 from dlm.inference.layout import Layout
-from dlm.kernels import native
+from dlm.kernels.c import native
+from dlm.models.fingerprint import weights_digest
+from dlm.trace.reader import TraceReader
 
 from .requests import FAMILIES, RULE, drive, prompts, tokens
 from .tiny import tiny_lm
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=native.library()[1])
+pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
 
 NETWORKS: dict[str, dict] = {
     **FAMILIES,
@@ -32,6 +37,16 @@ NETWORKS: dict[str, dict] = {
     },
     "one layer": {"num_hidden_layers": 1},
 }
+
+
+def stirred(seed: int, name: str) -> dlm.LM:
+    """Norms that are not all 1, biases that are not all 0: each in its own way."""
+    lm, draw = tiny_lm(seed, **NETWORKS[name]), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in lm.network.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.3)
+    return lm
 
 
 def logits(lm: dlm.LM, monkeypatch: pytest.MonkeyPatch, names: range, **engine) -> dict[str, list[torch.Tensor]]:
@@ -56,18 +71,16 @@ def logits(lm: dlm.LM, monkeypatch: pytest.MonkeyPatch, names: range, **engine) 
 @pytest.mark.parametrize("cache", ["auto", "none", "dual"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_c_gives_what_the_modules_give(name, cache, monkeypatch):
-    lm = tiny_lm(3, **NETWORKS[name])
+    lm = stirred(3, name)
     if cache == "dual" and lm.config.attention != "bidirectional":
         pytest.skip("no such cache")
     calls = []
-    monkeypatch.setattr(
-        Fused, "__call__", lambda self, *a, original=Fused.__call__: calls.append(1) or original(self, *a)
-    )
-    found = logits(lm, monkeypatch, range(5), cache=cache)
+    original = FusedLayers.__call__
+    monkeypatch.setattr(FusedLayers, "__call__", lambda self, *a: calls.append(1) or original(self, *a))
+    found = logits(lm, monkeypatch, range(5), cache=cache, kernels="c")
     assert calls
     calls.clear()
-    with native.twins_only():
-        expected = logits(lm, monkeypatch, range(5), cache=cache)
+    expected = logits(lm, monkeypatch, range(5), cache=cache, kernels="torch")
     assert not calls
     for name, steps in expected.items():
         for ours, theirs in zip(found[name], steps, strict=True):
@@ -76,70 +89,145 @@ def test_c_gives_what_the_modules_give(name, cache, monkeypatch):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_bit_depends_on_the_company(name, monkeypatch):
-    lm = tiny_lm(4, **NETWORKS[name])
+    lm = stirred(4, name)
     together = logits(lm, monkeypatch, range(9))
     for i in (0, 4, 8):
         alone = logits(lm, monkeypatch, range(i, i + 1))
         assert all(torch.equal(a, b) for a, b in zip(alone[str(i)], together[str(i)], strict=True))
 
 
-def written(lm: dlm.LM) -> list[int]:
-    return dlm.generate(lm, [[5, 6, 7]], gen_length=16, block_length=8, steps=16, cache="dual")[0].tokens
+SETTINGS = {"gen_length": 16, "block_length": 8, "steps": 16}
+ASKED = {"prompts": [[5, 6, 7]], **SETTINGS}
 
 
-def change(mlp: nn.Module, how: str) -> None:
-    new = torch.randn(mlp.down_proj.weight.shape, generator=torch.Generator().manual_seed(5))
-    if how == "in place":
+def written(lm: dlm.LM, kernels: str = "c") -> list[int]:
+    return dlm.generate(lm, [[5, 6, 7]], cache="dual", kernels=kernels, **SETTINGS)[0].tokens
+
+
+def trained(network: nn.Module, how: str) -> None:
+    """One step of an optimiser, or another way in which weights become others."""
+    down, new = network.layers[0].mlp.down_proj, torch.Generator().manual_seed(5)
+    values = torch.randn(down.weight.shape, generator=new)
+    if how in ("fused", "foreach"):
+        network.requires_grad_(True).train()
+        network(torch.arange(12)[None]).logsumexp(-1).sum().backward()
+        torch.optim.SGD(network.parameters(), lr=0.05, **{how: True}).step()
+        network.eval()
+    elif how == "in place":
         with torch.no_grad():
-            mlp.down_proj.weight.copy_(new)
+            down.weight.copy_(values)
+    elif how == "loaded":
+        network.load_state_dict({**network.state_dict(), "layers.0.mlp.down_proj.weight": values})
     elif how == "through data":
-        mlp.down_proj.weight.data.copy_(new)
+        down.weight.data.copy_(values)
     elif how == "another place":
-        mlp.down_proj.weight.data = new
+        down.weight.data = values
+    elif how == "there and back":  # rounded on the way, perhaps to where it was
+        network.to(torch.bfloat16).to(torch.float32)
+        trained(network, "in place")
     elif how == "another parameter":
-        mlp.down_proj.weight = nn.Parameter(new)
+        down.weight = nn.Parameter(values)
     elif how == "another module":
-        mlp.down_proj = nn.Sequential(mlp.down_proj, nn.SiLU())
+        network.layers[0].mlp.down_proj = nn.Sequential(down, nn.SiLU())
     else:
-        mlp.down_proj.register_forward_hook(lambda module, args, out: out * 3)
+        down.register_forward_hook(lambda module, args, out: out * 3)
 
 
-WAYS = ["in place", "another place", "another parameter", "another module", "a hook"]
-
-
-@pytest.mark.parametrize("how", [*WAYS, "through data"])
-def test_weights_may_change_between_calls(how):
-    lm, twin = tiny_lm(1), tiny_lm(1)
-    before = written(lm)
-    for changed in (lm, twin):
-        change(changed.network.layers[0].mlp, how)
-    with native.twins_only():
-        expected = written(twin)
-    assert expected != before
-    assert written(lm) == expected
+SEEN = [
+    "fused",
+    "foreach",
+    "in place",
+    "loaded",
+    "through data",
+    "another place",
+    "there and back",
+    "another parameter",
+]
+WAYS = [*SEEN, "another module", "a hook"]
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_weights_may_change_while_a_request_is_under_way(how):
-    """At a block's start at the latest."""
-
-    def run() -> list[int]:
-        lm = tiny_lm(1)
-        engine = dlm.Engine(lm, cache="dual")
-        engine.add_request([5, 6, 7], gen_length=32, block_length=8, steps=32)
-        for step in range(32):
-            if step == 8:
-                change(lm.network.layers[1].mlp, how)
-            events = engine.step()
-        assert events[-1].result is not None
-        return events[-1].result.tokens
-
-    found = run()
-    with native.twins_only():
-        assert found == run()
+def test_each_call_of_generate_sees_the_weights_of_now(how):
+    lm, twin = tiny_lm(1), tiny_lm(1)
+    before = written(lm)
+    for changed in (lm, twin):
+        trained(changed.network, how)
+    expected = written(twin, "torch")
+    assert expected != before
+    assert written(lm, "auto") == expected
 
 
-def test_copies_are_made_once_for_a_network_and_forgotten_with_it(monkeypatch):
+@pytest.mark.parametrize(
+    ("how", "kernels"),  # torch's fused optimisers write wrongly to weights laid out by inputs
+    [(how, kernels) for how in SEEN for kernels in ("c", "torch") if (how, kernels) != ("fused", "torch")],
+)
+def test_an_idle_engine_refuses_changed_weights_until_it_is_reloaded(how, kernels):
+    lm, twin = tiny_lm(1), tiny_lm(1)
+    engine = dlm.Engine(lm, cache="dual", kernels=kernels)
+    before = engine.generate(**ASKED)[0].tokens
+    assert engine.generate(**ASKED)[0].tokens == before
+    for changed in (lm, twin):
+        trained(changed.network, how)
+    with pytest.raises(UserError, match=r"weights changed .* call engine.reload\(\)"):
+        engine.generate(**ASKED)
+    assert not engine.has_work
+    engine.reload()
+    assert engine.generate(**ASKED)[0].tokens == written(twin, "torch") != before
+
+
+@pytest.mark.parametrize("how", ["a hook", "unseen"])
+def test_reload_sees_what_nothing_shows(how):
+    lm, twin = tiny_lm(1), tiny_lm(1)
+    engine = dlm.Engine(lm, cache="dual", kernels="auto")
+    before = engine.generate(**ASKED)[0].tokens
+    for changed in (lm, twin):
+        if how == "a hook":
+            trained(changed.network, how)
+        else:  # all but the first values of a weight, through .data
+            changed.network.layers[0].mlp.down_proj.weight.data[1:].mul_(-3)
+    engine.reload()
+    assert engine.generate(**ASKED)[0].tokens == written(twin, "torch") != before
+
+
+def test_frozen_layers_outlive_what_they_were_made_of():
+    """A request under way ends with the weights it began with, though they were freed."""
+    lm, twin = tiny_lm(1), tiny_lm(1)
+    expected = written(twin)
+    engine = dlm.Engine(lm, cache="dual", kernels="c")
+    engine.add_request(ASKED["prompts"][0], **SETTINGS)
+    for parameter in lm.network.parameters():
+        parameter.data = torch.full_like(parameter, torch.nan)
+    assert [event.result.tokens for event in engine.stream() if event.result] == [expected]
+
+
+def test_reload_forgets_kept_keys_and_says_the_new_digest(tmp_path):
+    shape = {"model_type": "sdar", "attention": "block_causal", "block_length": 4}
+    lm, twin = tiny_lm(1, **shape), tiny_lm(1, **shape)
+    prompt = list(range(40))
+    with dlm.TraceStore(tmp_path / "traces.db") as store:
+        engine = dlm.Engine(lm, page_size=4, trace=store)
+        engine.generate([prompt], gen_length=8, request_ids=["before"])
+        assert engine.stats().pages_cached
+        for changed in (lm, twin):
+            changed.network.layers[0].mlp.down_proj.weight.data[1:].mul_(-3)  # which nothing shows
+        engine.reload()
+        assert not engine.stats().pages_cached
+        found = engine.generate([prompt], gen_length=8, request_ids=["after"])[0].tokens
+    with TraceReader(tmp_path / "traces.db") as reader:
+        digests = [reader[name].context["weights"] for name in ("before", "after")]
+    assert found == dlm.generate(twin, [prompt], gen_length=8, kernels="torch")[0].tokens
+    assert digests[0] != digests[1] == weights_digest(twin.network)
+
+
+def test_reload_is_refused_while_a_request_is_under_way():
+    engine = dlm.Engine(tiny_lm())
+    engine.add_request([5, 6], **SETTINGS)
+    engine.step()
+    with pytest.raises(UserError, match="requests have begun"):
+        engine.reload()
+
+
+def test_copies_are_made_once_for_the_same_weights(monkeypatch):
     lm, made = tiny_lm(1), []
     original = native.panels
     monkeypatch.setattr(native, "panels", lambda w: made.append(w.shape) or original(w))
@@ -148,21 +236,9 @@ def test_copies_are_made_once_for_a_network_and_forgotten_with_it(monkeypatch):
     assert first > 0
     written(lm)
     assert len(made) == first
-    with torch.no_grad():
-        lm.network.layers[0].attn.o_proj.weight.mul_(2)
+    trained(lm.network, "in place")
     written(lm)
-    assert len(made) == first + 1
-
-
-def test_an_engine_keeps_the_copies_it_points_to():
-    lm = tiny_lm(1)
-    fused = Fused(lm.network)
-    with torch.inference_mode():
-        assert fused.usable()
-    before = [copy.data_ptr() for copy in fused.kept]
-    lm.network.layers[0].mlp.down_proj.weight.data.mul_(2)
-    written(lm)  # another engine, which has that copy made anew
-    assert [copy.data_ptr() for copy in fused.kept] == before
+    assert len(made) == 2 * first
 
 
 def test_where_memory_is_short_nothing_is_copied_and_nothing_changes(monkeypatch):
@@ -175,11 +251,10 @@ def test_where_memory_is_short_nothing_is_copied_and_nothing_changes(monkeypatch
 
 
 def test_a_network_of_another_kind_is_left_to_its_modules():
-    assert Fused(tiny_lm().network).usable()
-    half = tiny_lm().network.to(torch.bfloat16)
-    assert not Fused(half).usable()
-    experts = tiny_lm(moe={"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16}).network
-    assert not Fused(experts).usable()
+    experts = tiny_lm(moe={"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16})
+    assert Compute(tiny_lm(), EngineConfig(kernels="c")).fused is not None
+    assert Compute(experts, EngineConfig(kernels="c")).fused is None
+    assert Compute(tiny_lm(), EngineConfig(kernels="torch")).fused is None
 
 
 def test_a_token_that_is_not_in_the_vocabulary_is_told():
@@ -187,9 +262,9 @@ def test_a_token_that_is_not_in_the_vocabulary_is_told():
     engine = dlm.Engine(lm, cache="dual")
     engine.add_request([1, 2, 3], gen_length=8, block_length=8, steps=8)
     with torch.inference_mode():
-        turns = engine.batch.scheduler.schedule()
-        layout, fused = Layout(turns, engine.batch.pool, lm.network), Fused(lm.network)
-        assert fused.usable()
+        items = engine.batch.scheduler.schedule()
+        layout, fused = Layout(items, engine.batch.pool, lm.network), engine.batch.stepper.compute.fused
+        assert fused is not None
         with pytest.raises(IndexError, match="token 64 is not in a vocabulary of 64"):
             fused(layout, torch.tensor([1, 2, 64, *[0] * 8]), torch.tensor([3]))
 

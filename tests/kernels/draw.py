@@ -34,8 +34,8 @@ class Attention:
     def limits(self) -> list[list[int]]:
         """How many keys each row of each span sees, by the definition."""
         lengths = [self.block_length or 0] * len(self.spans)
-        if self.spans.sights is not None:
-            lengths = self.spans.sights.tolist()
+        if self.spans.block_lengths is not None:
+            lengths = self.spans.block_lengths.tolist()
         starts, positions = self.spans.starts.tolist(), self.spans.positions.tolist()
         found = []
         for i, (visible, length) in enumerate(zip(self.spans.visible.tolist(), lengths, strict=True)):
@@ -64,9 +64,9 @@ def attention(
     pages = list(range(sum(needed) + 3))
     rng.shuffle(pages)
     tables = [[pages.pop() for _ in range(count)] for count in needed]
-    sights = [rng.choice((0, 1, 4, 5)) for _ in range(b)] if rng.random() < 0.25 else None
-    block_length = None if sights else rng.choice((None, 1, 4, 7, 32))
-    spans = Spans.of(positions, visible, tables, sights=sights)
+    block_lengths = [rng.choice((0, 1, 4, 5)) for _ in range(b)] if rng.random() < 0.25 else None
+    block_length = None if block_lengths else rng.choice((None, 1, 4, 7, 32))
+    spans = Spans.of(positions, visible, tables, block_lengths=block_lengths)
     if rng.random() < 0.3:  # the maxima are bounds: a larger launch than needed
         spans = replace(spans, max_queries=spans.max_queries + 3, max_visible=spans.max_visible + 40)
     shape = (sum(needed) + 3, page_size, g, e)

@@ -16,11 +16,11 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from dlm.diffusion import rng
-from dlm.kernels import attention, dispatch, pick, reference, rope
+from dlm.kernels import attention, dispatch, paths, pick, reference, rope
 from tests.inference.tiny import tiny_lm
 from tests.kernels import draw
 
-assert os.environ.get("TRITON_INTERPRET") == "1" and dispatch.INTERPRETED
+assert os.environ.get("TRITON_INTERPRET") == "1" and paths.INTERPRETED
 CASES = int(os.environ.get("DLM_KERNEL_CASES", "6"))
 DTYPES = (torch.float32, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3}
@@ -93,6 +93,8 @@ def test_norm(n, d, added, dtype):
     twin, twin_total = reference.rms_norm(x, weight, 1e-5, residual if added else None)
     assert torch.equal(total, twin_total) and normed.dtype == twin.dtype
     torch.testing.assert_close(normed, twin, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    if dtype == torch.float16 and n * d > 1000:  # the norm is of the rounded sum, or a third would differ
+        assert (normed == twin).float().mean() > 0.97
 
 
 @pytest.mark.usefixtures("small")

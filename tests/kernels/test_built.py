@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dlm.errors import UserError
-from dlm.kernels import built, compiler, native
-from dlm.kernels.compiler import BuildError, Unfinished
+from dlm.kernels.c import built, compiler, native
+from dlm.kernels.c.compiler import BuildError, Unfinished
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 
@@ -34,7 +34,7 @@ def source(tmp_path):
 
 
 def load(source, command=("cc",), symbols=("answer",)):
-    found = built.load(source, list(command), FLAGS, symbols)
+    found = built.load("small", [source], list(command), FLAGS, symbols)
     assert found.answer() == 42
     return found
 
@@ -56,10 +56,10 @@ def test_a_library_that_lacks_a_function_is_forgotten(cache, source, tmp_path):
     """The next one may lie behind the same file number, by whose name the loader knows libraries."""
     for _ in range(2):
         with pytest.raises(BuildError, match="lacks question"):
-            built.load(source, ["cc"], FLAGS, ("question",))
+            built.load("small", [source], ["cc"], FLAGS, ("question",))
     other = tmp_path / "other.c"
     other.write_text("int question(void) { return 54; }")
-    assert built.load(other, ["cc"], FLAGS, ("question",)).question() == 54
+    assert built.load("other", [other], ["cc"], FLAGS, ("question",)).question() == 54
 
 
 def test_it_is_compiled_once_and_only_its_owner_may_enter(cache, source, tmp_path):
@@ -165,21 +165,24 @@ def test_many_may_build_at_once(cache, source):
     assert len(list(cache.iterdir())) == 1
 
 
-@pytest.mark.parametrize("fact", ["compiler", "flags", "source", "machine"])
+@pytest.mark.parametrize("fact", ["compiler", "flags", "source", "header", "machine"])
 def test_what_a_library_depends_on_is_in_its_name(fact, cache, source, monkeypatch):
-    load(source)
-    flags = FLAGS
+    header = source.with_suffix(".h")
+    header.write_text("")
+    sources, flags = [source, header], FLAGS
+    built.load("small", sources, ["cc"], flags, ["answer"])
     if fact == "flags":
         flags = [*FLAGS, "-O1"]
-    elif fact == "source":
-        source.write_text(SOURCE + "\n")
+    elif fact in ("source", "header"):
+        path = source if fact == "source" else header
+        path.write_text(path.read_text() + "\n")
     elif fact == "compiler":
         monkeypatch.setattr(
             built, "run", lambda command, seconds, original=built.run: original(command, seconds) + b"!"
         )
     else:  # a home folder that machines share
         monkeypatch.setattr(built, "_machine", lambda: "another CPU")
-    built.load(source, ["cc"], flags, ["answer"])
+    built.load("small", sources, ["cc"], flags, ["answer"])
     assert len(list(cache.glob("*.so"))) == 2
 
 
@@ -217,31 +220,28 @@ def test_a_broken_compiler_is_reported_once_and_torch_does_the_work(kind, cache,
     if kind.startswith("hangs"):
         monkeypatch.setattr(built, "VERSION_SECONDS", 120.0 if "compiles" in kind else 0.2)
         monkeypatch.setattr(built, "COMPILE_SECONDS", 0.2)
-    monkeypatch.setattr(native, "_off", False)
-    monkeypatch.setattr(native, "_demanded", False)
-    monkeypatch.setattr(native, "SOURCE", tmp_path / "small.c")
+    monkeypatch.delenv("DLM_NATIVE", raising=False)
+    monkeypatch.setattr(native, "SOURCES", [tmp_path / "small.c"])
     (tmp_path / "small.c").write_text(SOURCE)
     native.library.cache_clear()
     try:
-        assert not native.available() and not native.available()
+        assert native.unavailable() and native.unavailable()
         assert len(caplog.messages) == 1
         assert says in caplog.messages[0] and "\n" not in caplog.messages[0]
-        monkeypatch.setattr(native, "_demanded", True)
+        monkeypatch.setenv("DLM_NATIVE", "1")
         with pytest.raises(UserError, match="DLM_NATIVE = 1"):
-            native.available()
+            native.unavailable()
     finally:
         native.library.cache_clear()
     assert not list(cache.glob("*"))
 
 
 def test_no_compiler_at_all_is_no_surprise(cache, monkeypatch, caplog):
-    monkeypatch.setattr(native, "_off", False)
-    monkeypatch.setattr(native, "_demanded", False)
+    monkeypatch.delenv("DLM_NATIVE", raising=False)
     monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
     native.library.cache_clear()
     try:
-        assert not native.available()
-        assert "install gcc or clang" in native.library()[1]
+        assert "install gcc or clang" in native.unavailable()
         assert not caplog.messages
     finally:
         native.library.cache_clear()

@@ -61,7 +61,7 @@ def test_a_span_gives_the_same_bits_alone_and_in_a_crowd(dtype):
                 tables=spans.tables[one],
                 max_queries=starts[i + 1] - starts[i],
                 max_visible=int(spans.visible[i]),
-                sights=None if spans.sights is None else spans.sights[one],
+                block_lengths=None if spans.block_lengths is None else spans.block_lengths[one],
             )
             found = dispatch.paged_attention(q[rows], k_pages, v_pages, alone, block_length, scale)
             assert torch.equal(found, whole[rows])

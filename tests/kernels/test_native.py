@@ -1,12 +1,14 @@
 """The C kernels on the cases of the others: against float64 numpy, and against the twins."""
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
 
-from dlm.diffusion.unmask import LowConfidence
-from dlm.kernels import Spans, native, reference
-from dlm.kernels.dispatch import on_native
+from dlm.kernels import Spans, reference
+from dlm.kernels.c import native, structs
+from dlm.kernels.paths import path_of
 from tests.kernels import draw, oracle
 
 pytestmark = pytest.mark.skipif(native.library()[0] is None, reason=native.library()[1])
@@ -126,14 +128,14 @@ def test_linear(inputs, outputs, copied):
     weight, bias = torch.randn(outputs, inputs + 3)[:, :inputs], torch.randn(outputs)
     panels = native.panels(weight) if copied else None
     for chosen in (None, bias):
-        told, alone = product(weight, chosen, panels), []
+        whole, alone = product(weight, chosen, panels), []
         for rows in (1, 5, 12, 13, 32, 70):
             x = torch.randn(rows, inputs)
-            found = native.linear(told, x)
+            found = native.linear(whole, x)
             exact = x.double() @ weight.double().T + (0 if chosen is None else chosen.double())
             torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-6 * inputs**0.5 * 4)
             alone += [
-                torch.equal(native.linear(told, row[None])[0], value) for row, value in zip(x, found, strict=True)
+                torch.equal(native.linear(whole, row[None])[0], value) for row, value in zip(x, found, strict=True)
             ]
         assert all(alone)
 
@@ -142,15 +144,6 @@ def test_a_copy_of_a_weight_gives_the_bits_of_the_weight():
     weight, x = torch.randn(150, 700), torch.randn(20, 700)
     panels = native.panels(weight)
     assert torch.equal(native.linear(product(weight), x), native.linear(product(weight, None, panels), x))
-
-
-def test_a_checksum_tells_what_was_changed():
-    weight = torch.randn(5, 40)[:, :30]
-    before = native.checksum(weight)
-    assert native.checksum(weight.clone()) == before
-    swapped, nudged = weight[[1, 0, 2, 3, 4]], weight.clone()
-    nudged[3, 7] += 1e-6
-    assert before not in (native.checksum(swapped), native.checksum(nudged))
 
 
 @pytest.mark.parametrize("vocabulary", [15, 41, 1000, 4096])
@@ -175,7 +168,12 @@ def test_small_vocabularies(vocabulary, mask_id):
         torch.testing.assert_close(value, getattr(twin, key), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("place", [0, 5, 16, 37, 40])
+def test_what_is_far_below_the_best_underflows_to_nothing():
+    found = native.confidence(torch.tensor([[200.0, 0.0, -50.0]]), mask_id=None)
+    assert (found.first.item(), found.second.item()) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("place", [0, 5, 9, 16, 37, 40])
 def test_broken_rows_are_told_apart(place):
     x = torch.randn(6, 41)
     x[1, place], x[2, place], x[3] = float("nan"), float("inf"), float("-inf")
@@ -193,17 +191,6 @@ def test_equals_go_to_the_lowest_id():
     found = native.confidence(x, mask_id=None)
     assert found.token.tolist() == [3 * row + 1 for row in range(40)]
     assert torch.equal(found.first, found.second)
-
-
-@pytest.mark.parametrize("length", [1, 2, 31, 64])
-def test_the_first_of_each_row_are_those_that_sorting_finds(length):
-    score = torch.randint(0, 9, (40, length)).float()  # with ties
-    masked, count = torch.rand(40, length) < 0.6, torch.randint(0, length + 2, (40,))
-    score[~masked] = float("nan")  # anything may stand there
-    with native.twins_only():
-        expected = LowConfidence()(score, masked, count)
-    assert torch.equal(native.first(score, masked, count), expected)
-    assert torch.equal(LowConfidence()(score, masked, count), expected)
 
 
 def test_narrower_vectors_give_the_same_numbers(tmp_path, monkeypatch):
@@ -227,22 +214,30 @@ def test_narrower_vectors_give_the_same_numbers(tmp_path, monkeypatch):
 
 
 def test_one_thread_only_is_not_for_many(monkeypatch):
-    monkeypatch.setattr(native, "_off", False)
+    monkeypatch.delenv("DLM_NATIVE", raising=False)
     monkeypatch.setattr(native, "library", lambda: (object(), "cc, DEFAULT, one thread"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert not native.available()
+    assert "serve one thread, and torch uses 2" in native.unavailable()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert native.available()
+    assert native.unavailable() is None
 
 
-@pytest.mark.parametrize(("compiler", "told"), [("/nowhere/cc", "/nowhere/cc"), ("false", "false")])
-def test_without_a_compiler_it_says_why(compiler, told, tmp_path, monkeypatch):
+@pytest.mark.parametrize("struct", structs.STRUCTS)
+def test_a_struct_of_another_size_is_an_error(struct, monkeypatch):
+    other = type(struct.__name__, (struct,), {"_fields_": [("more", ctypes.c_int64)]})
+    monkeypatch.setattr(structs, "STRUCTS", tuple(other if x is struct else x for x in structs.STRUCTS))
+    with pytest.raises(RuntimeError, match=f"{struct.__name__} takes .* bytes in C and .* in Python"):
+        structs.check_sizes(native.library()[0])
+
+
+@pytest.mark.parametrize(("compiler", "says"), [("/nowhere/cc", "/nowhere/cc"), ("false", "false")])
+def test_without_a_compiler_it_says_why(compiler, says, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.library.cache_clear()
     try:
         found, why = native.library()
-        assert found is None and told in why
-        assert not on_native(torch.zeros(1))
+        assert found is None and says in why
+        assert path_of(torch.zeros(1)).name == "torch"
     finally:
         native.library.cache_clear()

@@ -1,10 +1,9 @@
-"""The twins, against float64 numpy and against the rooms whose numbers they must give bit for bit."""
+"""The twins, against float64 numpy and against the functions whose numbers they must give bit for bit."""
 
 import numpy as np
 import pytest
 import torch
 
-from dlm.diffusion import rng
 from dlm.diffusion.choose import Address, choose
 from dlm.kernels import Spans, paged_attention, reference, rms_norm, rope_write
 from dlm.models.attention import RMSNorm, rotate
@@ -24,7 +23,7 @@ def test_the_draws_hold_what_they_promise():
     visible = [x for case in cases for x in case.spans.visible.tolist()]
     counts = [x for case in cases for x in case.spans.starts.diff().tolist()]
     assert min(visible) == 0 and min(counts) == 0 and 1 in counts and max(counts) == 12
-    assert any(case.spans.sights is not None for case in cases)
+    assert any(case.spans.block_lengths is not None for case in cases)
     assert {case.block_length for case in cases} >= {None, 1, 4, 7, 32}
     assert {case.q.shape[1] // case.k_pages.shape[2] for case in cases} == {1, 2, 3, 4}
     assert any((case.spans.tables.diff() < 0).any() for case in cases)
@@ -45,14 +44,14 @@ def test_neighbouring_pages_and_scattered_ones_give_the_same_bits():
 def test_a_span_gives_the_same_alone_and_in_a_crowd():
     crowd = draw.attention(5, most_queries=9)
     whole = reference.paged_attention(*crowd.arguments)
-    starts, sights = crowd.spans.starts.tolist(), crowd.spans.sights
+    starts, block_lengths = crowd.spans.starts.tolist(), crowd.spans.block_lengths
     for i in range(len(crowd.spans)):
         rows = slice(starts[i], starts[i + 1])
         alone = Spans.of(
             [crowd.spans.positions[rows].tolist()],
             crowd.spans.visible[i : i + 1].tolist(),
             [crowd.spans.tables[i].tolist()],
-            sights=None if sights is None else sights[i : i + 1].tolist(),
+            block_lengths=None if block_lengths is None else block_lengths[i : i + 1].tolist(),
         )
         q, k_pages, v_pages, _, block_length, scale = crowd.arguments
         found = reference.paged_attention(q[rows], k_pages, v_pages, alone, block_length, scale)
@@ -123,13 +122,6 @@ def test_broken_rows_are_told_apart():
     x[4, 9] = 1.0  # the mask alone is finite: nothing to choose
     found = reference.confidence(x, mask_id=9, keep_mask=True)
     assert found.finite.tolist() == [True, False, False, False, False, True]
-
-
-def test_noise_has_the_addresses_of_the_diffusion_room_bit_for_bit():
-    assert reference.TOKEN == rng.Purpose.TOKEN
-    where = draw.address(7, 5)
-    ours = reference.gumbel(**where, vocab_size=43)
-    assert torch.equal(ours, rng.gumbel(**where, vocab_size=43))
 
 
 def test_a_vocabulary_of_one():

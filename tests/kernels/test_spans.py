@@ -33,6 +33,6 @@ def test_reads_end_where_no_row_sees_further():
     assert blocks.seen == 8 and blocks.mask is None
 
 
-def test_each_span_may_have_a_sight_of_its_own():
-    spans = Spans.of([[1], [1]], [8, 8], [[0, 1], [2, 3]], sights=[0, 2])
+def test_each_span_may_have_a_block_length_of_its_own():
+    spans = Spans.of([[1], [1]], [8, 8], [[0, 1], [2, 3]], block_lengths=[0, 2])
     assert [read.seen for read in spans.reads(None, 4)] == [8, 2]

@@ -6,14 +6,15 @@ import sys
 
 import pytest
 
-from dlm.kernels import native
+from dlm.kernels.c import native
 
 pytestmark = pytest.mark.skipif(native.library()[0] is None, reason=native.library()[1])
 
 STACK_KIB = 128
 WORK = """
 import torch
-from dlm.kernels import Spans, native, reference
+from dlm.kernels import Spans, reference
+from dlm.kernels.c import native
 
 def product(w):
     return native.Product(w.data_ptr(), None, None, *w.shape, w.stride(0))

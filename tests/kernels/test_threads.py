@@ -8,7 +8,8 @@ import types
 import pytest
 import torch
 
-from dlm.kernels import dispatch, native, threads
+from dlm.kernels import paths, threads
+from dlm.kernels.c import native
 from dlm.kernels.threads import Watch
 
 
@@ -35,9 +36,9 @@ class Machine:
 def test_cores_that_others_use_are_left_to_them(load, used, monkeypatch):
     Machine(monkeypatch, load)
     assert threads.threads_now() == used
-    assert dispatch.described(torch.bfloat16) == "4 threads"
-    if native.available():
-        assert dispatch.described().startswith("4 threads, k" if used == 4 else f"{used} of 4 threads, since other")
+    assert paths.described(torch.bfloat16) == "4 threads"
+    if native.unavailable() is None:
+        assert paths.described().startswith("4 threads, k" if used == 4 else f"{used} of 4 threads, since other")
 
 
 def test_the_number_follows_the_load(monkeypatch):

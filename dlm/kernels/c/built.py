@@ -1,4 +1,4 @@
-"""A shared library of one C file: compiled when it is first needed, kept for later starts.
+"""A shared library of C files: compiled when it is first needed, kept for later starts.
 
 A kept library is code that this process runs. So it is taken only from a folder and a file that belong to this user
 and that nobody else may write, and only if its content has the digest that its name says.
@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from dlm.kernels.compiler import BuildError, run
+from dlm.kernels.c.compiler import BuildError, run
 
 VERSION_SECONDS, COMPILE_SECONDS = 30.0, 300.0
 """How long a compiler may take to say its version, and to compile."""
@@ -29,18 +29,26 @@ class Unsafe(Exception):
     """Somebody else may have written what lies there; the message is the rest of a sentence about it."""
 
 
-def load(source: Path, command: list[str], flags: list[str], symbols: Iterable[str]) -> ctypes.CDLL:
-    """The library of `source`, from the cache or compiled by `command` with these flags; it has all the symbols.
+def load(
+    name: str, sources: Iterable[Path], command: list[str], flags: list[str], symbols: Iterable[str]
+) -> ctypes.CDLL:
+    """The library of these files, headers among them, from the cache or compiled by `command`; it has all the symbols.
 
     Raises BuildError. A damaged library in the cache is reported, removed and compiled anew.
     """
     version = run([*command, "--version"], VERSION_SECONDS)
-    facts = [source.read_bytes(), version, " ".join([*command, *flags]).encode(), _machine().encode()]
-    stem = f"{source.stem}-{hashlib.sha256(b'|'.join(facts)).hexdigest()[:16]}"
+    facts = [
+        *(source.read_bytes() for source in sources),
+        version,
+        " ".join([*command, *flags]).encode(),
+        _machine().encode(),
+    ]
+    stem = f"{name}-{hashlib.sha256(b'|'.join(facts)).hexdigest()[:16]}"
+    units = [str(source) for source in sources if source.suffix == ".c"]
     folder = _cache()
     try:
         found = None if folder is None else _kept(folder, stem, symbols)
-        return found or _made(source, [*command, *flags], folder, stem, symbols)
+        return found or _made([*command, *flags, *units], folder, stem, symbols)
     finally:
         if folder is not None:
             os.close(folder.handle)
@@ -54,12 +62,12 @@ class _Folder:
         self.handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def _made(source: Path, command: list[str], folder: _Folder | None, stem: str, symbols: Iterable[str]) -> ctypes.CDLL:
+def _made(command: list[str], folder: _Folder | None, stem: str, symbols: Iterable[str]) -> ctypes.CDLL:
     """Compile in a private folder and load from there; then move the file into the cache, if there is one."""
     room = _private(folder)
     try:
         made = room / f"{stem}.so"
-        run([*command, str(source), "-o", str(made), "-lm"], COMPILE_SECONDS)
+        run([*command, "-o", str(made), "-lm"], COMPILE_SECONDS)
         if not made.is_file():
             raise BuildError(f"{command[0]} ended without an error and wrote no library")
         made.chmod(0o700)

@@ -1,87 +1,67 @@
 """The kernels for fp32 tensors on a CPU, in C: compiled when they are first needed, kept for the next time.
 
-Where they cannot be had, or with DLM_NATIVE=0, the twins compute; DLM_NATIVE=1 makes it an error that they cannot.
+DLM_NATIVE=0 switches them off; DLM_NATIVE=1 makes it an error that they cannot be had.
 """
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlm.errors import UserError
-from dlm.kernels.built import LOG, load
-from dlm.kernels.compiler import BuildError, NoCompiler, Unfinished, compiler
+from dlm.kernels.c.built import LOG, load
+from dlm.kernels.c.compiler import BuildError, NoCompiler, Unfinished, compiler
+from dlm.kernels.c.structs import Layer, Network, Product, Run, check_sizes
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
 from dlm.kernels.threads import threads_now
 
-SOURCE = Path(__file__).with_name("native.c")
+SOURCES = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".c", ".h"))
 FLAGS = {
     "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma", "-mprefer-vector-width=512"],
     "AVX2": ["-mavx2", "-mfma"],
 }
 """By what torch itself uses of the CPU; nothing for others."""
-_P, _I = ctypes.c_void_p, ctypes.c_int64
+_P, _I, _F, _N = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 SIGNATURES = {
-    "dlm_rms_norm": [_P, _I, _I, _P, _P, ctypes.c_float, _P, _P, _I, _I, _I, ctypes.c_int],
-    "dlm_gated": [_P, _P, _P, _I, _P, _I, _P, _P, ctypes.c_int],
-    "dlm_rope_write": [_P, _I, _P, _I, _P, _I, _P, _P, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, ctypes.c_int],
-    "dlm_paged_attention": [
-        *[_P, _I, _P, _P, _P, _P, _P, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _I],
-        *[ctypes.c_float, ctypes.c_int],
-    ],
+    "dlm_sizes": [_P],
+    "dlm_rms_norm": [_P, _I, _I, _P, _P, _F, _P, _P, _I, _I, _I, _N],
+    "dlm_rotate": [_P, _I, _P, _P, _P, _I, _I, _I, _I, _N],
+    "dlm_write": [_P, _I, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _N],
+    "dlm_paged_attention": [_P, _I, *[_P] * 6, _I, *[_P] * 4, *[_I] * 6, _F, _N],
     "dlm_panel": [],
-    "dlm_room": [_I, ctypes.c_int],
-    "dlm_attention_room": [_I, _I, ctypes.c_int],
+    "dlm_room": [_I, _N],
+    "dlm_attention_room": [_I, _I, _N],
     "dlm_layers_room": [_P, _I, _I],
-    "dlm_panels": [_P, _I, _I, _I, _P, ctypes.c_int],
-    "dlm_checksum": [_P, _I, _I, _I],
-    "dlm_linear": [_P, _P, _I, _P, _I, _P, ctypes.c_int],
+    "dlm_panels": [_P, _I, _I, _I, _P, _N],
+    "dlm_linear": [_P, _P, _I, _P, _I, _P, _N],
+    "dlm_gated": [_P, _P, _P, _I, _P, _I, _P, _P, _N],
     "dlm_layers": [_P, _P, _P, _P, _P, _I, _P, _P, _I, _P],
-    "dlm_first": [_P, _P, _P, _P, _I, _I],
-    "dlm_confidence": [_P, _I, _I, ctypes.c_int, _P, _P, _P, _P, _P, _I, _I, ctypes.c_int],
+    "dlm_confidence": [_P, _I, _I, _N, _P, _P, _P, _P, _P, _I, _I, _N],
 }
-_SIZES = dict.fromkeys(("dlm_panel", "dlm_room", "dlm_attention_room", "dlm_layers_room", "dlm_layers"), _I)
-RESULTS = {**_SIZES, "dlm_checksum": ctypes.c_uint64}
+RESULTS: dict[str, type] = dict.fromkeys(
+    ("dlm_panel", "dlm_room", "dlm_attention_room", "dlm_layers_room", "dlm_layers"), _I
+)
 OPENMP = ", OpenMP"
-_off = os.environ.get("DLM_NATIVE") == "0"
-_demanded = os.environ.get("DLM_NATIVE") == "1"
 
 
-class Product(ctypes.Structure):
-    """y = x w^T + bias, as C sees it; what it points to must be kept."""
-
-    _fields_ = [("w", _P), ("panels", _P), ("bias", _P), ("n", _I), ("k", _I), ("ld", _I)]
-
-
-def available() -> bool:
-    """Whether the kernels could be built and are not switched off. Built without OpenMP they serve one thread only.
-
-    UserError if DLM_NATIVE=1 and they could not be built.
-    """
-    if _off:
-        return False
+def unavailable() -> str | None:
+    """Why the kernels cannot be used now; None where they can. UserError if DLM_NATIVE=1 and they could not be built."""
+    switch = os.environ.get("DLM_NATIVE")
+    if switch == "0":
+        return "DLM_NATIVE = 0 switches the kernels in C off"
     found, how = library()
-    if found is None and _demanded:
-        raise UserError(f"DLM_NATIVE = 1 demands the kernels in C, and they cannot be had: {how}")
-    return found is not None and (OPENMP in how or torch.get_num_threads() == 1)
-
-
-@contextmanager
-def twins_only() -> Iterator[None]:
-    """Leave everything to the twins meanwhile."""
-    global _off
-    before, _off = _off, True
-    try:
-        yield
-    finally:
-        _off = before
+    if found is None:
+        if switch == "1":
+            raise UserError(f"DLM_NATIVE = 1 demands the kernels in C, and they cannot be had: {how}")
+        return how
+    if OPENMP not in how and torch.get_num_threads() > 1:
+        return f"built without OpenMP they serve one thread, and torch uses {torch.get_num_threads()}"
+    return None
 
 
 @cache
@@ -91,20 +71,22 @@ def library() -> tuple[ctypes.CDLL | None, str]:
         return None, f"they are not built on {os.name}"
     capability = torch.backends.cpu.get_cpu_capability()
     common = ["-std=gnu11", "-O3", "-fPIC", "-shared", *FLAGS.get(capability, [])]
+    demanded = os.environ.get("DLM_NATIVE") == "1"
     try:
         command = compiler()
         try:
-            found, openmp = load(SOURCE, command, [*common, "-fopenmp"], SIGNATURES), OPENMP
+            found, openmp = load("native", SOURCES, command, [*common, "-fopenmp"], SIGNATURES), OPENMP
         except Unfinished:
             raise
         except BuildError:  # Apple's clang has no OpenMP
-            found, openmp = load(SOURCE, command, common, SIGNATURES), ", one thread"
+            found, openmp = load("native", SOURCES, command, common, SIGNATURES), ", one thread"
     except BuildError as error:
-        if not (_demanded or isinstance(error, NoCompiler)):  # the former is an error, the latter no surprise
+        if not (demanded or isinstance(error, NoCompiler)):  # an error already, and no surprise
             LOG.warning("the kernels in C are not used: %s; torch's own do their work, slower", error)
         return None, str(error)
     for name, types in SIGNATURES.items():
         getattr(found, name).argtypes, getattr(found, name).restype = types, RESULTS.get(name)
+    check_sizes(found)
     return found, f"{' '.join(command)}, {capability}{openmp}"
 
 
@@ -115,11 +97,6 @@ def panels(w: Float[Tensor, "n k"]) -> Float[Tensor, "p k width"]:
     out = torch.empty(-(-n // width), k, width)
     _call("dlm_panels", w, w.stride(0), n, k, out)
     return out
-
-
-def checksum(w: Float[Tensor, "n k"]) -> int:
-    """Of its bits; rows must be dense."""
-    return _library().dlm_checksum(w.data_ptr(), w.stride(0), *w.shape)
 
 
 def room_for(rows: int, threads: int) -> int:
@@ -153,15 +130,15 @@ def gated(gate: Product, up: Product, x: Float[Tensor, "m k"]) -> Float[Tensor, 
     return out
 
 
-def layers_room(network: ctypes.Structure, rows: int, spans: int) -> int:
+def layers_room(network: Network, rows: int, spans: int) -> int:
     """How many floats `layers` needs to work in; the network says on how many threads."""
     return _library().dlm_layers_room(ctypes.byref(network), rows, spans)
 
 
 def layers(
-    network: ctypes.Structure,
-    layers: ctypes.Array,
-    run: ctypes.Structure,
+    network: Network,
+    layers: ctypes.Array[Layer],
+    run: Run,
     norm: Float[Tensor, " d"],
     table: Float[Tensor, "v d"],
     ids: Int[Tensor, " n"],
@@ -185,7 +162,7 @@ def layers(
 
 def _library() -> ctypes.CDLL:
     found = library()[0]
-    assert found is not None, "nothing is asked of kernels that are not there"
+    assert found is not None, "ask unavailable() first"
     return found
 
 
@@ -226,10 +203,9 @@ def rope_write(
     q, k, v = (_rows(x) for x in (q, k, v))
     if cos is not None and sin is not None:
         cos, sin = cos.contiguous(), sin.contiguous()
-    out = torch.empty(q.shape)
-    shape = *q.shape[:2], k.shape[1], q.shape[2], 0 if cos is None else cos.shape[1]
-    inputs = q, q.stride(0), k, k.stride(0), v, v.stride(0), cos, sin, slots, torch.arange(q.shape[0])
-    _call("dlm_rope_write", *inputs, out, k_pages, v_pages, *shape)
+    out, (n, h, e), r = torch.empty(q.shape), q.shape, 0 if cos is None else cos.shape[1]
+    _call("dlm_rotate", q, q.stride(0), cos, sin, out, n, h, e, r)
+    _call("dlm_write", k, k.stride(0), v, v.stride(0), cos, sin, slots, k_pages, v_pages, n, k.shape[1], e, r)
     return out
 
 
@@ -246,17 +222,25 @@ def paged_attention(
     q = _rows(q)
     n, h, e = q.shape
     rows = torch.arange(n) if rows is None else rows
-    starts, positions, visible, tables, sights = spans.packed(block_length)
+    starts, positions, visible, tables, block_lengths = spans.packed(block_length)
     threads = threads_now()
     out, room = torch.empty(len(rows), h, e), torch.empty(_library().dlm_attention_room(len(visible), e, threads))
     shape = len(visible), len(rows), h, k_pages.shape[2], e, k_pages.shape[1], e**-0.5 if scale is None else scale
-    inputs = q, q.stride(0), k_pages, v_pages, starts, positions, visible, tables, tables.shape[1], sights, rows, rows
+    inputs = q, q.stride(0), k_pages, v_pages, starts, positions, visible, tables, tables.shape[1], block_lengths, rows
     _call("dlm_paged_attention", *inputs, out, room, *shape, threads=threads)
     return out
 
 
-def confidence(logits: Float[Tensor, "n v"], *, mask_id: int | None, keep_mask: bool = True) -> Picked:
-    """As in dispatch, at temperature 0."""
+def confidence(
+    logits: Float[Tensor, "n v"],
+    *,
+    mask_id: int | None,
+    keep_mask: bool = True,
+    temperature: float = 0.0,
+    **address: Int[Tensor, " n"] | None,
+) -> Picked:
+    """As in dispatch; temperature 0 only, where no address is read."""
+    assert temperature == 0, temperature
     if logits.stride(-1) != 1:
         logits = logits.contiguous()
     n, v = logits.shape
@@ -265,15 +249,6 @@ def confidence(logits: Float[Tensor, "n v"], *, mask_id: int | None, keep_mask: 
     mask = -1 if mask_id is None else mask_id
     _call("dlm_confidence", logits, logits.stride(0), mask, int(keep_mask), token, first, second, entropy, finite, n, v)
     return Picked(token=token, p=first, first=first, first_token=token, second=second, entropy=entropy, finite=finite)
-
-
-def first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[Tensor, " b"]) -> Bool[Tensor, "b l"]:
-    """Of the masked places of each row the `count` with the highest score; of equals the first. In l^2 steps."""
-    score, masked, count = score.contiguous(), masked.contiguous(), count.contiguous()
-    taken = torch.empty(score.shape, dtype=torch.bool)
-    given = score.data_ptr(), masked.data_ptr(), count.data_ptr(), taken.data_ptr(), *score.shape
-    _library().dlm_first(*given)
-    return taken
 
 
 def _rows(x: Float[Tensor, "n h e"]) -> Float[Tensor, "n h e"]:

@@ -1,0 +1,50 @@
+"""What an engine computes with: one path, and the weights as they were when it started or was reloaded."""
+
+from contextlib import AbstractContextManager
+
+from dlm.errors import UserError
+from dlm.inference.config import EngineConfig
+from dlm.inference.forward import Forward, cuda_graph
+from dlm.inference.fused import FusedLayers, forget, frozen_layers
+from dlm.inference.layout import Layout
+from dlm.kernels.paths import computing_with, find
+from dlm.models import fingerprint
+from dlm.models.lm import LM
+from dlm.models.packing import pack
+
+
+class Compute:
+    """Makes an engine's forwards, and knows whether the weights are still those it was made for."""
+
+    def __init__(self, lm: LM, config: EngineConfig) -> None:
+        self.lm, self.deterministic = lm, config.deterministic
+        self.path = find(config.kernels, lm.device, lm.dtype)
+        self.capture = cuda_graph if config.cuda_graphs and lm.device.type == "cuda" else None
+        self._freeze()
+
+    def reload(self) -> None:
+        """Take the weights as they are now, whatever was written to them and how."""
+        forget(self.lm.network)
+        fingerprint.forget(self.lm.network)
+        self._freeze()
+
+    def check(self) -> None:
+        """Raise UserError where the weights changed since; see `weights_state` for what is seen."""
+        if fingerprint.weights_state(self.lm.network) != self.state:
+            raise UserError("the model's weights changed since this engine started: call engine.reload()")
+
+    def forward(self, layout: Layout) -> Forward:
+        """The network over one layout."""
+        return Forward(self.lm.network, layout, self.path, self.fused, self.capture, self.deterministic)
+
+    def running(self) -> AbstractContextManager[None]:
+        """Stands around a step: its kernels are those of the path."""
+        return computing_with(self.path)
+
+    def _freeze(self) -> None:
+        network = self.lm.network
+        if not network.training:
+            pack(network, self.path.input_major)
+        self.state = fingerprint.weights_state(network)
+        frozen = frozen_layers(network, self.state) if self.path.whole_layers else None
+        self.fused = None if frozen is None else FusedLayers(network, frozen)

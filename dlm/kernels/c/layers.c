@@ -1,0 +1,65 @@
+/* All layers of a plain network in one call. */
+
+#include "kernels.h"
+
+/* Of each struct its size, in the order of native.py: Python's must be the same. */
+void dlm_sizes(int64_t *sizes) {
+  sizes[0] = sizeof(Product), sizes[1] = sizeof(Layer), sizes[2] = sizeof(Network), sizes[3] = sizeof(Run);
+}
+
+/* Floats of room for dlm_layers with n rows in so many spans. */
+int64_t dlm_layers_room(const Network *net, int64_t n, int64_t spans) {
+  int64_t shared = dlm_room(n, net->threads) + dlm_attention_room(spans, net->e, net->threads);
+  return shared + n * (3 * net->d + (3 * net->h + 2 * net->g) * net->e + 2 * net->f);
+}
+
+/* Each head of x (n, h, e), whose rows are `width` apart, is normed in place; `room` holds n * h * e floats. */
+static void norm_heads(float *x, int64_t width, const float *weight, float eps, float *room, int64_t n, int64_t h,
+                       int64_t e, int threads) {
+  dlm_rms_norm(x, width, e, 0, weight, eps, room, 0, n, h, e, threads);
+  for (int64_t i = 0; i < n; i++) memcpy(x + i * width, room + i * h * e, h * e * sizeof(float));
+}
+
+/* Final hidden states (w, d) of the wanted rows, after the last norm, from the rows of a table (v, d) that n ids name;
+   returns the place of an id that is not in it, or -1. run->room holds dlm_layers_room(net, n, spans) floats. */
+int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, const float *last_norm, const float *table,
+                   int64_t v, const int64_t *ids, const int64_t *wanted, int64_t w, float *out) {
+  int64_t n = run->n, d = net->d, h = net->h, g = net->g, e = net->e, f = net->f, width = (h + 2 * g) * e;
+  int threads = net->threads;
+  float *room = run->room, *attention = room + dlm_room(n, threads);
+  float *normed = attention + dlm_attention_room(run->spans, e, threads), *qkv = normed + n * d;
+  float *queries = qkv + n * width, *found = queries + n * h * e, *wide = found + n * h * e, *act = wide + n * f;
+  float *few = act + n * f, *x = few + n * d;
+  for (int64_t i = 0; i < n; i++) {
+    if (ids[i] < 0 || ids[i] >= v) return i;
+    memcpy(x + i * d, table + ids[i] * d, d * sizeof(float));
+  }
+  for (int64_t number = 0; number < net->layers; number++) {
+    const Layer *layer = layers + number;
+    float *keys = run->keys + number * run->layer_stride, *values = run->values + number * run->layer_stride;
+    dlm_rms_norm(x, d, d, 0, layer->attn_norm, net->eps, normed, 0, n, 1, d, threads);
+    for (int64_t i = 0, at = 0; i < 3 && layer->qkv[i].n; at += layer->qkv[i++].n)
+      dlm_product(layer->qkv + i, normed, d, qkv + at, width, n, 0, room, threads);
+    if (layer->q_norm) {
+      norm_heads(qkv, width, layer->q_norm, net->eps, queries, n, h, e, threads);
+      norm_heads(qkv + h * e, width, layer->k_norm, net->eps, queries, n, g, e, threads);
+    }
+    dlm_rotate(qkv, width, run->cos, run->sin, queries, n, h, e, net->r, threads);
+    dlm_write(qkv + h * e, width, qkv + (h + g) * e, width, run->cos, run->sin, run->slots, keys, values, n, g, e,
+              net->r, threads);
+    const int64_t *rows = run->all_rows;
+    if (number == net->layers - 1) { /* from here on only the wanted rows */
+      for (int64_t i = 0; i < w; i++) memcpy(few + i * d, x + wanted[i] * d, d * sizeof(float));
+      x = few, n = w, rows = wanted;
+    }
+    dlm_paged_attention(queries, h * e, keys, values, run->starts, run->positions, run->visible, run->tables,
+                        run->table_width, run->block_lengths, rows, found, attention, run->spans, n, h, g, e,
+                        run->page_size, 1.0f / sqrtf((float)e), threads);
+    dlm_product(&layer->o, found, h * e, x, d, n, 1, room, threads);
+    dlm_rms_norm(x, d, d, 0, layer->mlp_norm, net->eps, normed, 0, n, 1, d, threads);
+    dlm_gated(&layer->gate, &layer->up, normed, d, act, n, wide, room, threads);
+    dlm_product(&layer->down, act, f, x, d, n, 1, room, threads);
+  }
+  dlm_rms_norm(x, d, d, 0, last_norm, net->eps, out, 0, n, 1, d, threads);
+  return -1;
+}

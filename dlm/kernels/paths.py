@@ -1,0 +1,147 @@
+"""Which path computes: Triton, C or torch. PATHS is the one place that decides; engines and kernels ask it.
+
+| path   | runs on                           | provides                                                            |
+|--------|-----------------------------------|---------------------------------------------------------------------|
+| triton | a GPU, or Triton's interpreter    | attention over pages, norms, confidence with and without draws      |
+| c      | a CPU, float32                    | attention over pages, all layers in one call, confidence without draws |
+| torch  | everywhere                        | all of it, by torch's own operations                                |
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dlm.errors import UserError
+from dlm.kernels.c import native
+from dlm.kernels.threads import threads_now
+
+Kernels = Literal["auto", "triton", "c", "torch"]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's own switch: its kernels run in its interpreter, on CPU tensors."""
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def _no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    if not _installed():
+        return "Triton is not installed: pip install 'dlm[gpu]'"
+    if device.type != "cuda" and not INTERPRETED:
+        return f"Triton's kernels need a GPU, and the model is on {device} (TRITON_INTERPRET=1 interprets them, slowly)"
+    return None
+
+
+def _no_c(device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cpu" or dtype != torch.float32:
+        kind = str(dtype).removeprefix("torch.")
+        return f"the kernels in C compute in float32 on a CPU, and the model is {kind} on {device}"
+    return native.unavailable()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Path:
+    """One way to compute. What it does not provide, torch does."""
+
+    name: str
+    missing: Callable[[torch.device, torch.dtype], str | None]
+    """Why it cannot compute for a model on that device, in that dtype; None where it can."""
+    modules: dict[str, str]
+    """Kernel -> the module in this folder that has it."""
+    paged: bool
+    """The engine's attention is its kernels; else torch's attention on views of the pages."""
+    norms: bool
+    """A network's norms are its kernel."""
+    whole_layers: bool
+    """A plain network's layers are one call."""
+    confident: bool
+    """Confidence takes one pass at temperature 0 …"""
+    draws: bool
+    """… and above."""
+    input_major: bool
+    """It likes weights on a CPU laid out by inputs (torch's products at width 256: twice as fast at 8 rows)."""
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether it computes on this tensor. C reads its memory: no gradient, and of torch's own kind."""
+        if self.name == "c" and (torch.is_grad_enabled() or type(x) not in (Tensor, torch.nn.Parameter)):
+            return False
+        return self.missing(x.device, x.dtype) is None
+
+    def kernel(self, name: str) -> Any:
+        """The function of that name."""
+        return getattr(import_module(f"dlm.kernels.{self.modules[name]}"), name)
+
+    def launching(self, x: Tensor) -> AbstractContextManager[object]:
+        """Triton launches on the current device: make it x's."""
+        return torch.cuda.device_of(x) if self.name == "triton" else nullcontext()
+
+
+NAMES = ("paged_attention", "rope_write", "rms_norm", "confidence")
+PATHS = {
+    path.name: path
+    for path in (
+        Path(
+            name="triton", missing=_no_triton, modules=dict(zip(NAMES, ("attention", "rope", "norm", "pick"), strict=True)),
+            paged=True, norms=True, whole_layers=False, confident=True, draws=True, input_major=False,
+        ),
+        Path(
+            name="c", missing=_no_c, modules=dict.fromkeys(NAMES, "c.native"),
+            paged=True, norms=False, whole_layers=True, confident=True, draws=False, input_major=False,
+        ),
+        Path(
+            name="torch", missing=lambda device, dtype: None, modules=dict.fromkeys(NAMES, "reference"),
+            paged=False, norms=False, whole_layers=False, confident=False, draws=False, input_major=True,
+        ),
+    )
+}  # fmt: skip
+"""In the order in which "auto" tries them."""
+_named: ContextVar[Path | None] = ContextVar("named", default=None)
+
+
+def find(kernels: str, device: torch.device, dtype: torch.dtype) -> Path:
+    """The path of that name, or with "auto" the first that can compute there. UserError says why a named one cannot."""
+    if kernels == "auto":
+        return next(path for path in PATHS.values() if path.missing(device, dtype) is None)
+    if kernels not in PATHS:
+        raise UserError(f"kernels = {kernels!r} is not known: take one of auto, {', '.join(PATHS)}")
+    if (why := PATHS[kernels].missing(device, dtype)) is not None:
+        raise UserError(f'kernels = "{kernels}" cannot be had: {why}; "auto" takes the fastest that can')
+    return PATHS[kernels]
+
+
+@contextmanager
+def computing_with(path: Path) -> Iterator[None]:
+    """Until left, this thread's kernels are those of one path, on all tensors that it takes."""
+    token = _named.set(path)
+    try:
+        yield
+    finally:
+        _named.reset(token)
+
+
+def path_of(x: Tensor) -> Path:
+    """The path that computes on x: the one of `computing_with`, elsewhere the first that takes it; torch takes all."""
+    named = _named.get()
+    candidates = PATHS.values() if named is None else (named,)
+    return next((path for path in candidates if path.takes(x)), PATHS["torch"])
+
+
+def described(dtype: torch.dtype = torch.float32, threads: int | None = None, kernels: str = "auto") -> str:
+    """What computes on the CPU, for reports: "2 threads, kernels in C". `threads` are those that torch will be given."""
+    given = torch.get_num_threads() if threads is None else threads
+    in_c = find(kernels, torch.device("cpu"), dtype).name == "c"
+    used = min(given, threads_now()) if in_c else given
+    number = f"{given} thread{'' if given == 1 else 's'}"
+    if used != given:
+        number = f"{used} of {given} threads, since other processes use the cores"
+    return f"{number}, kernels in C" if in_c else number
