@@ -216,7 +216,11 @@ def _sentence(
 def _known(cls: type[BaseModel], key: Key) -> str:
     """The nearest key of this section, else the same name in another section, else the section's keys."""
     section = ".".join(map(str, key[:-1]))
-    here = [name for model in sections(annotation_at(cls, key[:-1])) for name in model.model_fields]
+    models = sections(annotation_at(cls, key[:-1]))
+    for model in models:
+        if (ours := getattr(model, "ALIASES", {}).get(key[-1])) is not None:
+            return f"; here it is {ours}"
+    here = [name for model in models for name in model.model_fields]
     dotted = {name: f"{section}.{name}" if section else name for name in here}
     near = difflib.get_close_matches(str(key[-1]), here, n=1, cutoff=0.6)
     everywhere = [field.key for field in fields(cls)]

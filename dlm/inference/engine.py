@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from dlm.inference.decide import Question, decide
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.forward import Forward, cuda_graph
 from dlm.inference.fused import Fused
+from dlm.inference.keywords import keywords, require_read, sampler_of
 from dlm.inference.layout import Layout
 from dlm.inference.memory import page_count
 from dlm.inference.pages import PagePool
@@ -30,7 +31,6 @@ from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
 
 OnStep = Callable[[StepEvent], None]
-Cache = Literal["auto", "none", "prefix", "dual", "exact"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,28 +74,22 @@ class Engine:
     when they came, and whether pages ran out in between has no influence on any request's tokens.
     """
 
-    def __init__(
-        self,
-        lm: LM,
-        *,
-        page_size: int = 32,
-        num_pages: int | None = None,
-        max_num_tokens: int = 8192,
-        max_num_requests: int = 256,
-        cache: Cache = "auto",
-        refresh_interval: int | None = None,
-        cache_delay: int = 1,
-        memory_fraction: float = 0.8,
-        deterministic: bool = False,
-        cuda_graphs: bool = False,
-        trace: Store | None = None,
-        on_step: OnStep | None = None,
-    ) -> None:
-        given = {k: v for k, v in locals().items() if k in EngineConfig.model_fields}
+    @keywords(EngineConfig)
+    def __init__(self, lm: LM, *, trace: Store | None = None, on_step: OnStep | None = None, **settings: Any) -> None:
+        self._open(lm, toml.check(EngineConfig, settings, "Engine()"), trace, on_step)
+
+    @classmethod
+    def of(cls, lm: LM, config: EngineConfig, trace: Store | None = None, on_step: OnStep | None = None) -> "Engine":
+        """An engine as a config describes it."""
+        engine = cls.__new__(cls)
+        engine._open(lm, config, trace, on_step)
+        return engine
+
+    def _open(self, lm: LM, config: EngineConfig, trace: Store | None, on_step: OnStep | None) -> None:
         require_lm(lm, "Engine()")
-        self.lm, self.on_step = lm, on_step
-        self.config = toml.check(EngineConfig, given, "Engine()")
-        self.cache = cache_of(lm, self.config.cache)
+        self.lm, self.on_step, self.config = lm, on_step, config
+        self.cache = cache_of(lm, config.cache)
+        require_read(config, self.cache)
         pages = page_count(lm, self.config)
         self.pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
         self.scheduler = Scheduler(self.pool, self.config, self.cache)
@@ -110,11 +104,6 @@ class Engine:
         if not lm.network.training:
             pack(lm.network)
 
-    @classmethod
-    def of(cls, lm: LM, config: EngineConfig, trace: Store | None = None, on_step: OnStep | None = None) -> "Engine":
-        """An engine as a config describes it."""
-        return cls(lm, **config.model_dump(), trace=trace, on_step=on_step)
-
     def add_request(
         self, prompt: Prompt, *, request_id: str | None = None, infill: bool = False, sample: int = 0, **settings: Any
     ) -> str:
@@ -126,7 +115,8 @@ class Engine:
         """
         name = str(self.arrivals) if request_id is None else request_id
         make = infillings if infill else continuations
-        decodings = make(self.lm, prompt, settings, where="add_request()", request_ids=[name])
+        sampler = sampler_of("add_request()", settings, holes=infill)
+        decodings = make(self.lm, prompt, sampler, where="add_request()", request_ids=[name])
         if len(decodings) != 1:
             raise UserError("add_request() takes one prompt and one sample: number them with `sample`")
         request = decodings[0].request
@@ -201,7 +191,8 @@ class Engine:
     def generate(self, prompts: Prompt | Sized[Prompt], **settings: Any) -> list[Generation]:
         """Decode these prompts, beside whatever else is under way, and return their results in order."""
         names = settings.pop("request_ids", None)
-        return self.run(continuations(self.lm, prompts, settings, where="generate()", request_ids=names))
+        sampler = sampler_of("generate()", settings, others=("request_ids",))
+        return self.run(continuations(self.lm, prompts, sampler, where="generate()", request_ids=names))
 
     def run(self, decodings: Sized[Decoding]) -> list[Generation]:
         """Submit all and step until they are done. Events of other requests wait for the next `step`.

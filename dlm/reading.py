@@ -1,0 +1,52 @@
+"""Settings that are read only under others. One that nothing reads is a mistake: `unread` names what would read it."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """What reads a setting, and only under which value of another."""
+
+    decides: str
+    """The other setting."""
+    where: str
+    """The condition in words, after "is only read"."""
+    reads: Callable[[Any], bool]
+    """Whether this config meets it."""
+
+
+Readers = Mapping[str, Reader]
+
+
+def unread(config: BaseModel, readers: Readers, names: Iterable[str]) -> str | None:
+    """What is wrong with the first of these settings that `config` does not read; None where it reads them all."""
+    for name in names:
+        reader, value = readers.get(name), getattr(config, name)
+        if reader is not None and value is not None and not reader.reads(config):
+            decider = getattr(config, reader.decides)
+            now = f"{reader.decides} is not set" if decider is None else f"{reader.decides} = {_shown(decider)}"
+            return f"{name} = {_shown(value)} is only read {reader.where}, and {now}: change that, or leave {name} out"
+    return None
+
+
+def judged(section: BaseModel, readers: Readers) -> set[str]:
+    """The settings that a section of a file gives and must read.
+
+    One that only spells out its default beside the setting that decides, as --print-config does, is not among them.
+    """
+    given = section.model_fields_set
+    defaults = type(section).model_fields
+    return {
+        name
+        for name in given & readers.keys()
+        if readers[name].decides not in given or getattr(section, name) != defaults[name].get_default()
+    }
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=repr)
