@@ -4,8 +4,8 @@ import sys
 from typing import Any
 
 from dlm.errors import UserError
-from dlm.inference.config import InferConfig, JobConfig
 
+from .config import InferConfig, JobConfig
 from .infer import decode
 from .jobs import name_of
 from .show import Printer, lm_of, recording

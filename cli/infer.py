@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlm.errors import UserError
-from dlm.inference.config import EngineConfig, InferConfig, JobConfig
+from dlm.inference.config import EngineConfig
 
+from .config import InferConfig, JobConfig
 from .jobs import batches, collect, has_holes
 from .options import Command, Flag, Options, model_flag
 
@@ -81,25 +82,19 @@ def _work(config: InferConfig, options: Options) -> None:
 def decode(
     lm: "LM", batch: Sequence[JobConfig], printer: "Printer", engine: EngineConfig, said: str | None = None
 ) -> "list[Generation]":
-    """Run one batch of jobs alike through `dlm.generate` or `dlm.infill`, and show it.
+    """Decode one batch of jobs alike, and show it.
 
     Results name the prompt they answer: the job's own text or puzzle or, of a conversation, what the user `said` last.
     """
-    import dlm
+    from dlm.inference.generation import continue_all, fill_all
 
     prompts = [lm.encode(job.sudoku) if job.sudoku is not None else str(job.prompt) for job in batch]
-    names = [job.request_id for job in batch]
-    settings = batch[0].sampler.model_dump() | engine.model_dump(exclude_unset=True)
-    if printer.store is not None:
-        settings["trace"] = printer.store
-    run = dlm.generate
-    if has_holes(batch[0]):
-        del settings["gen_length"], settings["stop"]  # the holes have their own length
-        run = dlm.infill
+    names, sampler = [job.request_id for job in batch], batch[0].sampler
+    run = fill_all if has_holes(batch[0]) else continue_all
     try:
         with printer.watch(lm, batch[0]) as view:
             on_step = None if view is None else view.on_step
-            results = run(lm, prompts, request_ids=names, on_step=on_step, **settings)
+            results = run(lm, prompts, sampler, engine, printer.store, names, on_step=on_step)
     except KeyboardInterrupt as stop:
         printer.interrupted(lm, batch, getattr(stop, "results", ()), said)
         raise

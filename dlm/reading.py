@@ -34,19 +34,22 @@ def unread(config: BaseModel, readers: Readers, names: Iterable[str]) -> str | N
     return None
 
 
-def judged(section: BaseModel, readers: Readers) -> set[str]:
+def judged(section: BaseModel, readers: Readers) -> list[str]:
     """The settings that a section of a file gives and must read.
 
     One that only spells out its default beside the setting that decides, as --print-config does, is not among them.
     """
-    given = section.model_fields_set
-    defaults = type(section).model_fields
-    return {
-        name
-        for name in given & readers.keys()
-        if readers[name].decides not in given or getattr(section, name) != defaults[name].get_default()
-    }
+    given, fields = section.model_fields_set, type(section).model_fields
+
+    def printed(name: str) -> bool:
+        decides = readers[name].decides
+        said = decides in given or getattr(section, decides) is None  # which --print-config leaves out
+        return said and getattr(section, name) == fields[name].get_default()
+
+    return [name for name in fields if name in given and name in readers and not printed(name)]
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=repr)

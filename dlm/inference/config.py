@@ -222,6 +222,13 @@ class EngineConfig(BaseModel):
         default=False, description="Record a block's step once and replay it; saves the host's launches, on CUDA only."
     )
 
+    def with_cache(self, cache: Cache) -> "EngineConfig":
+        """The same with another cache, and without what that one does not read."""
+        other = self.model_copy(update={"cache": cache})
+        fields = type(self).model_fields
+        gone = {name: fields[name].default for name, reader in ENGINE_READERS.items() if not reader.reads(other)}
+        return other.model_copy(update=gone)
+
     @model_validator(mode="after")
     def _one_size(self) -> "EngineConfig":
         given = "memory_fraction" in self.model_fields_set and self.num_pages is not None

@@ -140,6 +140,11 @@ def engine_for(
     on_step: OnStep | None = None,
 ) -> Engine:
     """An engine just large enough to have `batch_size` of these under way, where nothing else was asked for."""
+    if config.num_pages is None and config.memory_fraction != EngineConfig().memory_fraction:
+        raise UserError(
+            f"memory_fraction = {config.memory_fraction} is only read by dlm.Engine: here there are just the pages that the "
+            "prompts need; give num_pages, or leave it out"
+        )
     sizes = sorted((_size(decoding, config.page_size) for decoding in decodings), reverse=True)[:batch_size]
     room = {
         "num_pages": sum(pages for pages, _ in sizes),

@@ -8,10 +8,10 @@ from typing import Any, ParamSpec, TypeVar
 from pydantic import BaseModel
 
 from dlm import config as toml
-from dlm.diffusion.unmask import Rule
+from dlm.diffusion.unmask import RULES, Rule
 from dlm.errors import UserError
 from dlm.fields import choices, ordered
-from dlm.inference.config import ENGINE_READERS, HOLES, SAMPLER_READERS, EngineConfig, SamplerConfig
+from dlm.inference.config import ENGINE_READERS, HOLES, READ_BY, SAMPLER_READERS, EngineConfig, SamplerConfig
 from dlm.reading import judged, unread
 
 P = ParamSpec("P")
@@ -28,14 +28,17 @@ def keywords(*classes: type[BaseModel], without: Sequence[str] = ()) -> Callable
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
         places = [p.name for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+        name = function.__qualname__.removesuffix(".__init__")
+        examples = [name for name in ("gen_length", "steps", "cache") if name in shown][:2]
 
         @wraps(function)
         def call(*args: P.args, **named: P.kwargs) -> R:
             if len(args) > len(places):
-                value, name = f"{args[len(places)]!r:.40}", function.__name__
+                value = f"{args[len(places)]!r:.40}"
+                words = " or ".join(f"{example}={value}" for example in examples)
                 raise UserError(
-                    f"{name}() takes {' and '.join(places)} by position and the rest by name: write gen_length={value}, "
-                    f"steps={value} or whichever of its settings {value} is (help(dlm.{name}) lists them)"
+                    f"{name}() takes {' and '.join(places)} by position and everything else by name: write {words}, or "
+                    f"whichever of its settings {value} is (help(dlm.{name}) lists them)"
                 )
             return function(*args, **named)
 
@@ -79,9 +82,9 @@ def sampler_of(
         raise UserError(f"{where}: rule = {rule!r} and remasking = {remasking!r} disagree: give one of them")
     rule = settings["rule"] = rule if remasking is None else remasking
     if isinstance(rule, Rule):
-        del settings["rule"]
+        settings |= _as_settings(where, rule, given)
     checked = toml.check(SamplerConfig, settings, where)
-    if isinstance(rule, Rule):  # it has no name in a file; its own fields hold
+    if isinstance(rule, Rule) and checked.decode_rule != rule:  # one that no name and settings mean
         checked = checked.model_copy(update={"rule": rule})
     if (problem := unread(checked, SAMPLER_READERS, given.keys() & SAMPLER_READERS.keys())) is not None:
         raise UserError(f"{where}: {problem}")
@@ -96,6 +99,17 @@ def settings_of(
     sampler = {name: value for name, value in given.items() if name not in engine}
     names = (*EngineConfig.model_fields, *others)
     return sampler_of(where, sampler, holes=holes, others=names), toml.check(EngineConfig, engine, where)
+
+
+def _as_settings(where: str, rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The name and settings that mean this rule; for one that is in no table, those of the default."""
+    for name in READ_BY.keys() & given.keys():
+        raise UserError(
+            f"{where}: {name} = {given[name]!r} stands beside rule = {rule!r}, whose own fields hold: leave {name} out"
+        )
+    name = next((name for name, known in RULES.items() if known is type(rule)), None)
+    fields = {setting: getattr(rule, setting) for setting in rule.settings()}
+    return {"rule": "low_confidence"} if name is None else {"rule": name, **fields}
 
 
 def require_read(config: EngineConfig, cache: str) -> None:

@@ -17,7 +17,8 @@ FAKE = """
 import sys
 import dlm
 from tests.cli import fake
-vars(dlm).update(load=fake.load, generate=fake.generate, infill=fake.infill)
+vars(dlm).update(load=fake.load)
+sys.modules["dlm.inference.generation"] = fake
 from dlm.cli.infer import main
 raise SystemExit(main(sys.argv[1:]))
 """
@@ -169,17 +170,16 @@ def test_an_error_of_decoding_names_the_line(command, monkeypatch, tmp_path):
     from dlm.errors import UserError
     from tests.cli import fake
 
-    def generate(lm, prompts, request_ids, **settings):
+    def refusing(lm, prompts, *more, **named):
         for i, prompt in enumerate(prompts):
             if prompt == "bad":
                 raise UserError(f"prompt {i}: [MASK:0]: it is bad")
             if prompt == "long":
                 raise UserError(f"prompt {i} has 9 tokens")
-        return fake.generate(lm, prompts, request_ids)
+        return decode(lm, prompts, *more, **named)
 
-    import dlm
-
-    monkeypatch.setitem(vars(dlm), "generate", generate)
+    decode = fake.continue_all
+    monkeypatch.setattr(fake, "continue_all", refusing)
     rows = tmp_path / "in.jsonl"
     for word, said in (("bad", ": [MASK:0]: it is bad"), ("long", ": has 9 tokens")):
         rows.write_text("\n".join(['"a"', "", '"b"', f'"{word}"', '"c"']))

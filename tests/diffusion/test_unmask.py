@@ -12,6 +12,7 @@ from dlm.diffusion.unmask import (
     Credit,
     Entropy,
     EntropyBound,
+    EntropyThreshold,
     Factor,
     Hierarchical,
     LowConfidence,
@@ -19,9 +20,9 @@ from dlm.diffusion.unmask import (
     Random,
     Rule,
     Threshold,
-    make_rule,
     schedule,
 )
+from dlm.inference.config import READ_BY, SamplerConfig
 
 # --- the definitions, one row at a time: `scores` by position, `masked` a list of positions ---
 
@@ -189,35 +190,18 @@ def test_the_table_of_rules():
         "hierarchical",
         "credit",
     ]
-    settings = {"threshold": 0.5, "factor": 2.0, "gamma": 0.3, "tau_low": 0.2, "seed": 7}
-    assert make_rule("hierarchical", settings) == Hierarchical(threshold=0.5, tau_low=0.2)
-    assert make_rule("factor", settings) == Factor(factor=2.0)
-    assert make_rule("entropy_bound", settings) == EntropyBound(gamma=0.3)
-    assert make_rule("credit", settings) == Credit(threshold=0.5)
+
+
+def test_a_rule_s_settings_are_those_of_the_sampler():
+    given = {"threshold": 0.5, "factor": 2.0, "gamma": 0.3, "tau_low": 0.2, "entropy_threshold": 0.7, "seed": 7}
+    made = {name: SamplerConfig(rule=name, **given).decode_rule for name in RULES}
+    assert made["hierarchical"] == Hierarchical(threshold=0.5, tau_low=0.2)
+    assert made["factor"] == Factor(factor=2.0)
+    assert made["entropy_bound"] == EntropyBound(gamma=0.3)
+    assert made["entropy_threshold"] == EntropyThreshold(entropy_threshold=0.7)
+    assert made["credit"] == Credit(threshold=0.5)
     for name, rule in RULES.items():
-        made = make_rule(name, settings)
-        assert isinstance(made, Rule)
-        assert type(made) is rule
-        assert hasattr(Signals, made.score) or made.score == "order"
-
-
-def signals_of(p: list[list[float]]) -> Signals:
-    table = torch.tensor(p)
-    return Signals(table.argmax(-1), table, mask_id=None)
-
-
-def test_edits_replace_by_another_token_above_the_threshold():
-    signals = signals_of([[0.8, 0.2], [0.8, 0.2], [0.6, 0.4], [0.8, 0.2], [0.7, 0.3]])
-    current = torch.tensor([1, 0, 1, 1, 1])
-    committed = torch.tensor([True, True, True, False, True])
-    gone, token = edits(signals, current, committed, 0.7)
-    assert gone.tolist() == [True, False, False, False, False]  # the last one equals the threshold
-    assert token[gone].tolist() == [0]
-
-
-def test_remasks_are_bounded():
-    signals = signals_of([[0.8, 0.2], [0.8, 0.2], [0.8, 0.2], [0.8, 0.2]])
-    current = torch.tensor([1, 0, 1, 1])
-    committed = torch.tensor([True, True, True, False])
-    again = remasks(signals, current, committed, torch.tensor([0, 0, 1, 0]), 0.3)
-    assert again.tolist() == [True, False, False, False]
+        assert type(made[name]) is rule
+        assert SamplerConfig(rule=name).decode_rule == rule()  # defaults stand in one place
+        for setting, kind in rule.settings().items():  # rules that share a setting agree on it
+            assert kind == RULES[READ_BY[setting][0]].settings()[setting]
