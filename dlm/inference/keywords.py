@@ -28,6 +28,7 @@ def keywords(*classes: type[BaseModel], without: Sequence[str] = ()) -> Callable
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
         places = [p.name for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+        taken = [place for place in places if place != "self"]
         name = function.__qualname__.removesuffix(".__init__")
         examples = [name for name in ("gen_length", "steps", "cache") if name in shown][:2]
 
@@ -37,7 +38,7 @@ def keywords(*classes: type[BaseModel], without: Sequence[str] = ()) -> Callable
                 value = f"{args[len(places)]!r:.40}"
                 words = " or ".join(f"{example}={value}" for example in examples)
                 raise UserError(
-                    f"{name}() takes {' and '.join(places)} by position and everything else by name: write {words}, or "
+                    f"{name}() takes {' and '.join(taken)} by position and everything else by name: write {words}, or "
                     f"whichever of its settings {value} is (help(dlm.{name}) lists them)"
                 )
             return function(*args, **named)

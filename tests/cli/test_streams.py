@@ -147,7 +147,7 @@ def test_a_store_that_cannot_be(command, monkeypatch, tmp_path, store):
 def test_jobs_with_an_id_that_is_taken_are_refused_before_the_model_is_loaded(command, tmp_path):
     rows = tmp_path / "in.jsonl"
     rows.write_text(
-        '{"prompt": "a", "request_id": "x"}\n{"prompt": "b", "request_id": "y", "sampler": {"num_samples": 2}}\n'
+        '{"prompt": "a", "request_id": "x"}\n{"prompt": "b", "request_id": "y", "sampler": {"num_samples": 2, "temperature": 1}}\n'
     )
     store = ("--trace", "--trace.store", str(tmp_path / "t.db"))
     import numpy as np
