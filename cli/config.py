@@ -121,7 +121,9 @@ class ForkConfig(BaseModel):
 def unread_of(sampler: SamplerConfig, shared: SamplerConfig) -> str | None:
     """What is wrong with the settings that a job gives itself, beside those it has from `shared`; None for nothing."""
     inherited = {name for name in shared.model_fields_set if getattr(shared, name) == getattr(sampler, name)}
-    return unread(sampler, SAMPLER_READERS, (name for name in judged(sampler, SAMPLER_READERS) if name not in inherited))
+    return unread(
+        sampler, SAMPLER_READERS, (name for name in judged(sampler, SAMPLER_READERS) if name not in inherited)
+    )
 
 
 def _under(shared: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:

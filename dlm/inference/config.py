@@ -222,7 +222,7 @@ class EngineConfig(BaseModel):
         default=False, description="Record a block's step once and replay it; saves the host's launches, on CUDA only."
     )
 
-    def with_cache(self, cache: Cache) -> "EngineConfig":
+    def with_cache(self, cache: str) -> "EngineConfig":
         """The same with another cache, and without what that one does not read."""
         other = self.model_copy(update={"cache": cache})
         fields = type(self).model_fields
@@ -253,7 +253,9 @@ SAMPLER_READERS = {
         for name, rules in READ_BY.items()
     },
     **{
-        name: Reader(decides="strategy", where='by strategy = "multi_block"', reads=lambda s: s.strategy == "multi_block")
+        name: Reader(
+            decides="strategy", where='by strategy = "multi_block"', reads=lambda s: s.strategy == "multi_block"
+        )
         for name in ("max_active_blocks", "block_add")
     },
     **{
@@ -262,7 +264,7 @@ SAMPLER_READERS = {
     },
     "num_samples": Reader(
         decides="temperature",
-        where="with a temperature above 0 or rule = \"random\" (else all samples are the same)",
+        where='with a temperature above 0 or rule = "random" (else all samples are the same)',
         reads=lambda s: s.temperature > 0 or s.decode_rule.score == "order" or s.num_samples == 1,
     ),
     "max_post_edit_steps": Reader(

@@ -54,7 +54,13 @@ def continuations(
     if lm.config.attention != "causal" or settings.cfg_scale > 0:
         lm.require_mask_id()
     texts, ids = _stops(lm, settings, where)
-    shared = {"plan": plan, "rule": settings.decode_rule, "settings": settings, "stop": stop_ids(lm) | ids, "stop_texts": texts}
+    shared = {
+        "plan": plan,
+        "rule": settings.decode_rule,
+        "settings": settings,
+        "stop": stop_ids(lm) | ids,
+        "stop_texts": texts,
+    }
     return [
         Decoding(request=fitting(lm, continuation(lm, prompt, length, name, **fields), plan, settings, name), **shared)
         for prompt, name, fields in _each(as_prompts(as_texts(lm, prompts)), request_ids, settings, unique)

@@ -44,7 +44,9 @@ def keywords(*classes: type[BaseModel], without: Sequence[str] = ()) -> Callable
             return function(*args, **named)
 
         added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info.get_default(), annotation=info.annotation)
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=info.get_default(), annotation=info.annotation
+            )
             for name, info in shown.items()
         ]
         call.__signature__ = inspect.signature(function).replace(parameters=[*own, *added])  # type: ignore[attr-defined]
@@ -71,7 +73,7 @@ def sampler_of(
         if given.get(name):
             reason = "a hole ends where its length says, which stands in the prompt, as in [MASK:12]"
             raise UserError(f"{where}: {name} = {given[name]!r:.60} ends a continuation, and {reason}: leave it out")
-    settings = {"rule": "low_confidence", **given}
+    settings = {"rule": "low_confidence", **given} | ({"gen_length": "auto"} if holes else {})
     for name in given:
         if name not in SamplerConfig.model_fields and name != "remasking":
             raise UserError(f'{where}: unknown key "{name}"{_hint(name, others)}')

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import dlm
 from tests.cli import fake
 from tests.cli.fake import ANSWER, PUZZLE
 

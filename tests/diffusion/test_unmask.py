@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 
-from dlm.diffusion.choose import Signals
-from dlm.diffusion.edit import edits, remasks
 from dlm.diffusion.unmask import (
     RULES,
     Credit,
@@ -18,7 +16,6 @@ from dlm.diffusion.unmask import (
     LowConfidence,
     Margin,
     Random,
-    Rule,
     Threshold,
     schedule,
 )

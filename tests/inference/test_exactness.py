@@ -43,7 +43,7 @@ def test_uncached_is_the_reference_sampler_and_exact_is_uncached(family, setting
 @pytest.mark.parametrize("block_length", [None, 3])
 def test_holes_too(family, block_length):
     lm = tiny_lm(6, **FAMILIES[family])
-    decodings = infillings(lm, holes(4), SamplerConfig(block_length=block_length, steps=6), where="")
+    decodings = infillings(lm, holes(4), SamplerConfig(gen_length="auto", block_length=block_length, steps=6), where="")
     expected = [
         [o[p] for h in d.request.holes for p in h] for o, d in zip(reference(lm, decodings), decodings, strict=True)
     ]

@@ -202,7 +202,9 @@ def test_decoding_is_the_same_on_any_number_of_threads():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(tokens(drive(lm, continuations(lm, prompts(6), SamplerConfig(gen_length=16, **RULE), where=""))))
+            found.append(
+                tokens(drive(lm, continuations(lm, prompts(6), SamplerConfig(gen_length=16, **RULE), where="")))
+            )
     finally:
         torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]

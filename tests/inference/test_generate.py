@@ -276,12 +276,20 @@ def test_a_rule_from_outside_is_one_class_and_one_line():
     assert not done.returncode, done.stderr
     wide, unread, *page = done.stdout.splitlines()
     assert wide == "generate(): doubt = 2: must be less than or equal to 1"
-    assert unread.startswith("generate(): doubt = 0.5 is only read by the rule sure, and rule = \"low_confidence\": ")
+    assert unread.startswith('generate(): doubt = 0.5 is only read by the rule sure, and rule = "low_confidence": ')
     at = page.index("  --sampler.doubt  a number = 0.25")
     assert page[at + 1].strip() == "Rule sure: what a threshold lacks to 1."
 
 
-ALWAYS = {"gen_length": 32, "block_length": 8, "steps": 8, "temperature": 0.0, "cfg_scale": 0.0, "top_k": None, "seed": 3}
+ALWAYS = {
+    "gen_length": 32,
+    "block_length": 8,
+    "steps": 8,
+    "temperature": 0.0,
+    "cfg_scale": 0.0,
+    "top_k": None,
+    "seed": 3,
+}
 
 
 def test_what_always_counts_may_always_be_given():
@@ -310,20 +318,32 @@ BAD = [
     ({"request_ids": ["a", "b"]}, ["2 request_ids for 1 prompts"]),
     ({"batch_size": 0}, ["batch_size = 0"]),
     # read by nothing that was chosen
-    ({"threshold": 0.01}, ["threshold = 0.01 is only read by the rules threshold, hierarchical, credit", '"low_confidence"']),
-    ({"threshold": 0.9, "rule": "margin"}, ["threshold = 0.9 is only read by", 'rule = "margin"', "leave threshold out"]),
+    (
+        {"threshold": 0.01},
+        ["threshold = 0.01 is only read by the rules threshold, hierarchical, credit", '"low_confidence"'],
+    ),
+    (
+        {"threshold": 0.9, "rule": "margin"},
+        ["threshold = 0.9 is only read by", 'rule = "margin"', "leave threshold out"],
+    ),
     ({"factor": 9}, ["factor = 9 is only read by the rule factor,"]),
     ({"tau_low": 0.4, "rule": "threshold"}, ["tau_low = 0.4 is only read by the rule hierarchical"]),
     ({"gamma": 0.4}, ["gamma = 0.4 is only read by the rule entropy_bound"]),
     ({"entropy_threshold": 0.4}, ["entropy_threshold = 0.4 is only read by the rule entropy_threshold"]),
-    ({"threshold": 0.3, "rule": Threshold(threshold=0.4)}, ["threshold = 0.3 stands beside rule = Threshold(threshold=0.4)"]),
+    (
+        {"threshold": 0.3, "rule": Threshold(threshold=0.4)},
+        ["threshold = 0.3 stands beside rule = Threshold(threshold=0.4)"],
+    ),
     ({"num_samples": 3}, ["num_samples = 3 is only read with a temperature above 0", "temperature = 0"]),
     ({"top_k": 5}, ["top_k = 5 is only read with a temperature above 0"]),
     ({"top_p": 0.5}, ["top_p = 0.5 is only read with a temperature above 0"]),
     ({"max_gen_length": 64}, ['max_gen_length = 64 is only read with gen_length = "auto", and gen_length = 128']),
     ({"max_active_blocks": 2}, ['max_active_blocks = 2 is only read by strategy = "multi_block"']),
     ({"block_add": 0.5}, ['block_add = 0.5 is only read by strategy = "multi_block"']),
-    ({"max_post_edit_steps": 2}, ["max_post_edit_steps = 2 is only read with edit_threshold, and edit_threshold is not set"]),
+    (
+        {"max_post_edit_steps": 2},
+        ["max_post_edit_steps = 2 is only read with edit_threshold, and edit_threshold is not set"],
+    ),
     ({"refresh_interval": 2}, ['refresh_interval = 2 is only read by cache = "prefix" and "dual", and cache = "none"']),
     ({"cache_delay": 2, "cache": "dual"}, ["cache_delay = 2", "with refresh_interval"]),
     ({"memory_fraction": 0.5}, ["memory_fraction = 0.5 is only read by dlm.Engine"]),
