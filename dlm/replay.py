@@ -11,11 +11,12 @@ from numpy import ndarray
 
 from dlm import config as toml
 from dlm.errors import UserError
+from dlm.inference.canvas import Decision
 from dlm.inference.config import SAMPLER_READERS, EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.engine import Engine
 from dlm.inference.recording import Recording, Store
-from dlm.inference.sequence import Decision, Sequence
+from dlm.inference.sequence import Sequence
 from dlm.lineage import KEY, Parents, fork_step, lineage, settings_of, stretches
 from dlm.models.lm import LM, require_lm
 from dlm.reading import unread
@@ -200,9 +201,9 @@ class _Script:
     def decision(self, seq: Sequence, proposed: Decision) -> Decision:
         if seq.step >= self.upto:
             return proposed
-        width = len(seq.columns)
+        width = len(seq.canvas.columns)
         token, flags = np.zeros(width, np.int64), np.full(width, GIVEN)
-        column = {int(position): i for i, position in enumerate(seq.columns)}
+        column = {int(position): i for i, position in enumerate(seq.canvas.columns)}
         for event in self.events.get(seq.step, ()):
             if event.kind != REJECT:
                 if event.position not in column:

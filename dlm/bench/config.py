@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dlm.diffusion.unmask import RULES
-from dlm.inference.config import EngineConfig, ModelSection, RuleName, Strategy
+from dlm.inference.config import EngineConfig, ModelSection, RuleName
 
 Cache = Literal["none", "prefix", "dual", "exact"]
 
@@ -38,7 +38,7 @@ class InferSection(Section):
     rule: RuleName = Field(default="low_confidence", description="Which masked positions a step commits.")
     threshold: float = Field(default=0.9, ge=0, le=1, description="Rules threshold, hierarchical, credit.")
     temperature: float = Field(default=0.0, ge=0, description="0 takes the most probable token.")
-    strategy: Strategy = Field(
+    strategy: Literal["block", "multi_block"] = Field(
         default="block", description="One block after the other, or a few consecutive ones at a time."
     )
     seed: int = Field(default=0, ge=0, description="Of every random number, arrivals included.")

@@ -6,7 +6,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "config": ["EngineConfig", "SamplerConfig"],
-        "engine": ["Engine", "Event"],
+        "engine": ["Engine", "Full"],
+        "events": ["Event", "Times"],
         "generation": ["generate", "infill"],
         "prompts": ["parse_holes"],
         "reference": ["sample"],

@@ -35,7 +35,6 @@ else:
     RuleSettings = create_model("RuleSettings", **{name: _rule_setting(name) for name in READ_BY})
 
 Cache = Literal["auto", "none", "prefix", "dual", "exact"]
-Strategy = Literal["block", "multi_block"]
 
 MOST = 2**20
 """Tokens, or steps, of one request; refused before any memory is asked for."""
@@ -131,7 +130,7 @@ class SamplerConfig(RuleSettings):
     max_post_edit_steps: int = Field(
         default=16, ge=0, le=MOST, description="Extra passes a block may spend on editing."
     )
-    strategy: Strategy = Field(
+    strategy: str = Field(
         default="block", description="One block after the other, or a few consecutive ones at a time."
     )
     max_active_blocks: int = Field(
@@ -213,6 +212,9 @@ class EngineConfig(BaseModel):
     )
     max_num_tokens: int = Field(default=8192, ge=1, le=2**31, description="Positions in one forward, at most.")
     max_num_requests: int = Field(default=256, ge=1, le=MOST, description="Requests under way at a time, at most.")
+    max_waiting: int | None = Field(
+        default=None, ge=0, description="Requests that may wait for their turn; more are refused. none: any number."
+    )
     deterministic: bool = Field(
         default=False,
         description="Logits do not depend on the batch, bit for bit: by matrix products in pieces of one size, which is "
@@ -253,9 +255,7 @@ SAMPLER_READERS = {
         for name, rules in READ_BY.items()
     },
     **{
-        name: Reader(
-            decides="strategy", where='by strategy = "multi_block"', reads=lambda s: s.strategy == "multi_block"
-        )
+        name: Reader(decides="strategy", where='by strategy = "multi_block"', reads=lambda s: s.strategy != "block")
         for name in ("max_active_blocks", "block_add")
     },
     **{
@@ -279,6 +279,9 @@ SAMPLER_READERS = {
 block_length and steps are not among them: they are the schedule, which every rule is handed, though some go by what they
 see and causal families by the token. Nor is a value that only says "no": top_k = none.
 """
+
+ENGINE_ALONE = ("memory_fraction", "max_waiting")
+"""Settings of an engine that waits for requests; where all are there from the start it is as large as they need."""
 
 ENGINE_READERS = {
     "refresh_interval": Reader(

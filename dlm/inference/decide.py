@@ -15,7 +15,8 @@ from dlm.diffusion.choose import Address, BrokenLogits, Signals, choose, guide
 from dlm.diffusion.edit import edits, remasks
 from dlm.diffusion.rng import Purpose, uniform
 from dlm.diffusion.unmask import best, schedule
-from dlm.inference.sequence import Decision, Sequence
+from dlm.inference.canvas import Decision
+from dlm.inference.sequence import Sequence
 from dlm.kernels.dispatch import confidence, on_native, on_triton
 from dlm.kernels.picked import Picked
 from dlm.models.transformer import Transformer
@@ -85,10 +86,10 @@ class _Round:
         self.seqs, self.logits, self.mask_id = seqs, logits, mask_id
         self.rule, self.settings = seqs[0].decoding.rule, seqs[0].decoding.settings
         self.device = logits.device
-        self.shape = len(seqs), max(len(seq.columns) for seq in seqs)
+        self.shape = len(seqs), max(len(seq.canvas.columns) for seq in seqs)
         self.asked = self._grid(asked)
         self.where = np.flatnonzero(self.asked)
-        self.masks = self._grid([seq.masks() for seq in seqs])
+        self.masks = self._grid([seq.canvas.open_masks() for seq in seqs])
 
     @cached_property
     def owner(self) -> np.ndarray:
@@ -158,7 +159,7 @@ class _Round:
         top = logits.float().topk(most, dim=-1) if most else None
         found = []
         for i, (seq, decision) in enumerate(zip(self.seqs, decisions, strict=True)):
-            width, facts = len(seq.columns), {}
+            width, facts = len(seq.canvas.columns), {}
             if "confidence" in seq.keep:
                 facts["confidence"] = p[i, :width]
             if seq.topk and top is not None:
@@ -172,15 +173,18 @@ class _Round:
     def _commit(self, score: Float[Tensor, "b w"]) -> Bool[Tensor, "b w"]:
         masks = self._upload(self.masks)
         commit = self.rule(score, masks, self._quota())
-        if not any(seq.wide for seq in self.seqs):
+        if not any(len(seq.canvas.open) > 1 for seq in self.seqs):
             return commit
-        front = self._upload(self._grid([np.isin(seq.columns, seq.front.positions) for seq in self.seqs])) & masks
+        front = (
+            self._upload(self._grid([np.isin(seq.canvas.columns, seq.canvas.open[0].positions) for seq in self.seqs]))
+            & masks
+        )
         ordered = -score if self.rule.score == "entropy" else score
         return commit | best(ordered, front) & ~(commit & front).any(-1, keepdim=True)
 
     def _quota(self) -> Int[Tensor, " b"]:
         """The schedule's number for each request, by its first open block."""
-        blocks = [(seq.front, seq.step - seq.front.started) for seq in self.seqs]
+        blocks = [(seq.canvas.open[0], seq.step - seq.canvas.open[0].started) for seq in self.seqs]
         shares = [schedule(len(block.positions), block.steps, step) for block, step in blocks]
         return self._upload(np.array(shares, np.int64))
 
@@ -194,14 +198,14 @@ class _Round:
     def _revise(self, signals: Signals, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Second thoughts about what earlier steps committed in the open blocks: tokens, edited ones, masked ones."""
         s = self.settings
-        current = self._upload(self._listed([seq.canvas for seq in self.seqs]))
+        current = self._upload(self._listed([seq.canvas.tokens for seq in self.seqs]))
         committed = self._upload(~self.masks.reshape(-1)[self.where])
         gone, back = torch.zeros_like(committed), torch.zeros_like(committed)
         if s.edit_threshold is not None:
             gone, other = edits(signals, current, committed, s.edit_threshold)
             token = torch.where(self._spread(gone), self._spread(other), token)
         if s.remask_threshold is not None:
-            times = self._upload(self._listed([seq.remasks for seq in self.seqs]))
+            times = self._upload(self._listed([seq.canvas.remasks for seq in self.seqs]))
             back = remasks(signals, current, committed & ~gone, times, s.remask_threshold)
         return token, self._spread(gone), self._spread(back)
 
@@ -209,8 +213,8 @@ class _Round:
         """Let the rule change the logits by what it remembers of each position of its block."""
         places = []
         for i, seq in enumerate(self.seqs):
-            position = seq.columns[self.column[self.owner == i]]
-            for block in seq.run:
+            position = seq.canvas.columns[self.column[self.owner == i]]
+            for block in seq.canvas.open:
                 own = position[np.isin(position, block.positions)]
                 if len(own):
                     if block.memory is None:
@@ -232,7 +236,7 @@ class _Round:
         """Of arrays over each canvas, the entries at the asked columns: (n,)."""
         return np.concatenate(
             [
-                a[seq.columns[self.column[self.owner == i]]]
+                a[seq.canvas.columns[self.column[self.owner == i]]]
                 for i, (seq, a) in enumerate(zip(self.seqs, arrays, strict=True))
             ]
         )
@@ -261,10 +265,11 @@ class _Round:
 
     def _decision(self, i: int, token: np.ndarray, flags: list[np.ndarray]) -> Decision:
         seq = self.seqs[i]
-        width = len(seq.columns)
+        width = len(seq.canvas.columns)
         commit, *second = (flag[i, :width] for flag in flags)
         edited, remasked = second or (None, None)
         decision = Decision(token[i, :width], commit, edited, remasked)
+        decision = seq.strategy.resolve(seq, decision)
         return decision if seq.script is None else seq.script.decision(seq, decision)
 
 

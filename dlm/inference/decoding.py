@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
+from dlm.config import nearest
 from dlm.diffusion.unmask import Rule
 from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
@@ -13,6 +14,7 @@ from dlm.inference.messages import as_texts, is_conversation
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
 from dlm.inference.request import Request
+from dlm.inference.strategies import STRATEGIES
 from dlm.models.lm import LM, require_lm
 
 
@@ -43,6 +45,7 @@ def continuations(
     Requests without a given id are numbered, or get random ids where they must be `unique` among all there ever were.
     """
     require_lm(lm, where)
+    _require_strategy(settings.strategy, where)
     open_ended = settings.gen_length == "auto"
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps, open_ended=open_ended)
     length = settings.max_gen_length if settings.gen_length == "auto" else settings.gen_length
@@ -78,6 +81,7 @@ def infillings(
 ) -> list[Decoding]:
     """Each prompt, `num_samples` times, to have its holes filled."""
     require_lm(lm, where)
+    _require_strategy(settings.strategy, where)
     if any(map(is_conversation, (prompts, *(prompts if isinstance(prompts, (list, tuple)) else ())))):
         raise UserError(
             f"{where} fills holes in texts, and was given messages: continue a conversation with dlm.generate"
@@ -94,6 +98,12 @@ def infillings(
         )
         for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
     ]
+
+
+def _require_strategy(name: str, where: str) -> None:
+    known = [known for known in STRATEGIES if known != "infilling"]
+    if name not in known:
+        raise UserError(f"{where}: strategy = {name!r}: expected one of {', '.join(known)}{nearest(name, known)}")
 
 
 def stop_ids(lm: LM) -> frozenset[int]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from dlm.errors import UserError
-from dlm.inference.config import HOLES, MOST, EngineConfig, SamplerConfig
+from dlm.inference.config import ENGINE_ALONE, HOLES, MOST, EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.engine import Engine, OnStep
 from dlm.inference.keywords import keywords, settings_of
@@ -18,7 +18,7 @@ from dlm.models.lm import LM
 OWN = ("trace", "request_ids", "batch_size", "on_step")
 
 
-@keywords(SamplerConfig, EngineConfig)
+@keywords(SamplerConfig, EngineConfig, without=ENGINE_ALONE)
 def generate(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
@@ -53,7 +53,7 @@ def generate(
     return continue_all(lm, prompts, sampler, engine, trace, request_ids, batch_size, on_step)
 
 
-@keywords(SamplerConfig, EngineConfig, without=HOLES)
+@keywords(SamplerConfig, EngineConfig, without=(*HOLES, *ENGINE_ALONE))
 def infill(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
@@ -140,11 +140,12 @@ def engine_for(
     on_step: OnStep | None = None,
 ) -> Engine:
     """An engine just large enough to have `batch_size` of these under way, where nothing else was asked for."""
-    if config.num_pages is None and config.memory_fraction != EngineConfig().memory_fraction:
-        raise UserError(
-            f"memory_fraction = {config.memory_fraction} is only read by dlm.Engine: here there are just the pages that the "
-            "prompts need; give num_pages, or leave it out"
-        )
+    for name in ENGINE_ALONE:
+        if (value := getattr(config, name)) != EngineConfig.model_fields[name].default:
+            raise UserError(
+                f"{name} = {value} is only read by a dlm.Engine that requests come to: here all are known, and it is made "
+                f"for them; leave {name} out"
+            )
     sizes = sorted((_size(decoding, config.page_size) for decoding in decodings), reverse=True)[:batch_size]
     room = {
         "num_pages": sum(pages for pages, _ in sizes),

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dlm.inference.pages import PagePool
-from dlm.inference.scheduler import Turn
+from dlm.inference.scheduler import Scheduled
 from dlm.kernels.spans import Spans
 from dlm.models.attention import Rope
 from dlm.models.transformer import Transformer
@@ -46,7 +46,7 @@ class Piece:
 class Layout:
     """Everything of a forward that does not depend on the tokens: the same as long as the same spans are run."""
 
-    def __init__(self, turns: Sized[Turn], pool: PagePool, network: Transformer) -> None:
+    def __init__(self, turns: Sized[Scheduled], pool: PagePool, network: Transformer) -> None:
         self.pool, self.device = pool, pool.k.device
         self.pieces: list[Piece] = []
         self.starts: list[list[int]] = []
@@ -60,12 +60,12 @@ class Layout:
             if span.unwritten:
                 kept &= ~np.isin(at, list(span.unwritten))
             lanes = []
-            for table in seq.tables:
+            for table in seq.pages.tables:
                 pages = np.asarray(table, np.int64)
                 positions.append(at)
                 slots.append(np.where(kept, pages[at // size] * size + at % size, -1))
                 seen = tuple(table[: pool.pages_for(span.visible)])
-                self.pieces.append(Piece(row, row + len(at), span.visible, seen, seq.sight))
+                self.pieces.append(Piece(row, row + len(at), span.visible, seen, seq.attention_block))
                 lanes.append(row)
                 row += len(at)
             self.starts.append(lanes)

@@ -115,6 +115,17 @@ class PagePool:
         index = torch.tensor(pages, device=self.k.device)
         self.k[:, index], self.v[:, index] = content.to(self.k.device)
 
+    def clear(self) -> None:
+        """All pages blank, whoever held them."""
+        self.users[:] = 0
+        self.digests, self.pages, self.idle = {}, {}, OrderedDict()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.clear()
+        self.k = self.v = self.k.new_empty(0)
+        self.rope = None
+
     def _forget(self, page: int) -> None:
         del self.pages[self.digests.pop(page)]
 

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from dlm.errors import UserError
+from dlm.inference.canvas import Decision
 from dlm.inference.config import EngineConfig
 from dlm.inference.request import Generation, StepEvent
-from dlm.inference.sequence import Decision, Sequence
+from dlm.inference.sequence import Sequence
 from dlm.models.fingerprint import weights_digest
 from dlm.models.lm import LM
 
@@ -107,7 +108,7 @@ class Recording:
             request.request_id,
             list(request.ids),
             mask_id=self.lm.mask_id,
-            length=seq.length,
+            length=seq.canvas.length,
             meta={"seed": request.seed, "sample": request.sample, **meta},
             context=context,
         )
@@ -120,16 +121,16 @@ def note(recorder: Recorder, seq: Sequence, decision: Decision) -> None:
     if decision.edited is not None and decision.remasked is not None and (decision.edited | decision.remasked).any():
         # In the order of positions, as in a canvas that is compared with the one before.
         where, kinds = _changes(decision.commit, decision.edited, decision.remasked)
-        tokens = np.where(kinds == MASK, seq.mask_id, decision.token[where])
+        tokens = np.where(kinds == MASK, seq.canvas.mask_id, decision.token[where])
     recorder.commit(
         seq.step,
-        seq.columns[where],
+        seq.canvas.columns[where],
         tokens,
         kinds,
         confidence=None if decision.confidence is None else decision.confidence[where],
         topk=None if decision.topk is None else tuple(part[where] for part in decision.topk),
-        length=seq.length,
-        canvas=_after(seq, decision) if "digests" in recorder.keep else None,
+        length=seq.canvas.length,
+        canvas=seq.canvas.after(decision) if "digests" in recorder.keep else None,
     )
 
 
@@ -167,12 +168,3 @@ def _rule(seq: Sequence) -> str:
 
     rule = seq.decoding.rule
     return next((name for name, known in RULES.items() if known is type(rule)), repr(rule))
-
-
-def _after(seq: Sequence, decision: Decision) -> np.ndarray:
-    canvas = seq.canvas[: seq.length].copy()
-    changed = decision.commit if decision.edited is None else decision.commit | decision.edited
-    canvas[seq.columns[changed]] = decision.token[changed]
-    if decision.remasked is not None:
-        canvas[seq.columns[decision.remasked]] = seq.mask_id
-    return canvas

@@ -1,4 +1,4 @@
-"""Which requests take part in the next forward, and which pages they own. Knows no tensors but what pages hold."""
+"""Which requests take part in the next forward, and which pages they own."""
 
 from collections import deque
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from dlm.inference.spans import CACHES, Span, full
 
 
 @dataclass(frozen=True)
-class Turn:
+class Scheduled:
     """A request and what the next forward runs of it."""
 
     sequence: Sequence
@@ -31,19 +31,19 @@ class Scheduler:
 
     def __init__(self, pool: PagePool, config: EngineConfig, cache: str) -> None:
         self.pool, self.config, self.cache = pool, config, cache
-        self.look = CACHES[cache]
+        self.span_of = CACHES[cache]
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()  # parked ones and new ones, in order of arrival
         self.preemptions = 0
 
-    def add(self, seq: Sequence) -> None:
-        """Queue a request; raises UserError when it could never run."""
-        need = self.pool.pages_for(seq.capacity) * seq.lanes
+    def require_fit(self, seq: Sequence) -> None:
+        """Raises UserError for a request that could never run."""
+        need = self.pool.pages_for(seq.capacity) * seq.branches
         name = f"request {seq.request.request_id!r}"
         if need > self.pool.num_pages:
             raise UserError(
                 f"{name} needs {need} pages of {self.pool.page_size} positions ({seq.capacity} positions"
-                f"{', twice for guidance' if seq.lanes > 1 else ''}), and the engine has {self.pool.num_pages}: "
+                f"{', twice for guidance' if seq.branches > 1 else ''}), and the engine has {self.pool.num_pages}: "
                 "raise num_pages or memory_fraction, or shorten the request"
             )
         most = self._widest(seq)
@@ -52,7 +52,18 @@ class Scheduler:
                 f"{name} needs {most} positions in one forward, and max_num_tokens = {self.config.max_num_tokens}: "
                 "raise it, or shorten the request"
             )
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a request that fits."""
         self.waiting.append(seq)
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq in self.running or seq in self.waiting
+
+    def clear(self) -> None:
+        """Forget all requests, where the pool is cleared too."""
+        self.running.clear()
+        self.waiting.clear()
 
     @property
     def has_work(self) -> bool:
@@ -64,11 +75,11 @@ class Scheduler:
             self.running.remove(seq)
         elif seq in self.waiting:
             self.waiting.remove(seq)
-        self._release(seq)
+        seq.pages.release(self.pool)
 
-    def schedule(self) -> list[Turn]:
+    def schedule(self) -> list[Scheduled]:
         """The next forward. Not empty while there is work."""
-        turns: list[Turn] = []
+        scheduled: list[Scheduled] = []
         budget = self.config.max_num_tokens
         for seq in sorted(self.running, key=lambda seq: (-seq.waited, seq.number)):
             if seq not in self.running:
@@ -77,68 +88,69 @@ class Scheduler:
             span = self._fit(seq, budget)
             if span is None:
                 continue
-            if not self._provide(seq, span.visible, {turn.sequence.number for turn in turns}):
+            if not self._provide(seq, span.visible, {item.sequence.number for item in scheduled}):
                 continue
-            budget -= len(span.positions) * seq.lanes
-            turns.append(Turn(seq, span))
+            budget -= len(span.positions) * seq.branches
+            scheduled.append(Scheduled(seq, span))
         while self.waiting and len(self.running) < self.config.max_num_requests:
             span = self._admit(self.waiting[0], budget)
             if span is None:
                 break
             seq = self.waiting.popleft()
             self.running.append(seq)
-            budget -= len(span.positions) * seq.lanes
-            turns.append(Turn(seq, span))
-        for turn in turns:
-            turn.sequence.waited = 0
-        assert turns or not self.has_work, "the scheduler has work, and nothing fits"
-        return turns
+            budget -= len(span.positions) * seq.branches
+            scheduled.append(Scheduled(seq, span))
+        for item in scheduled:
+            item.sequence.waited = 0
+        assert scheduled or not self.has_work, "the scheduler has work, and nothing fits"
+        return scheduled
 
-    def ran(self, turn: Turn) -> None:
+    def ran(self, item: Scheduled) -> None:
         """Book a forward: what is cached now."""
-        seq, span = turn.sequence, turn.span
-        seq.nfe += seq.lanes
-        if self.look is not full and len(span.positions) == seq.length and span == full(seq):
-            seq.refreshed = seq.step
+        seq, span = item.sequence, item.span
+        seq.nfe += seq.branches
+        if self.span_of is not full and len(span.positions) == seq.canvas.length and span == full(seq):
+            seq.pages.refreshed = seq.step
         if not span.decides:
-            seq.clean = max(seq.clean, span.end)
+            seq.pages.clean = max(seq.pages.clean, span.end)
 
     def remember(self, seq: Sequence) -> None:
         """Let the pages whose keys are final be found by others with the same beginning."""
         if self.cache != "exact":
             return
-        for lane, table in enumerate(seq.tables):
-            tokens = seq.tokens(lane)
-            while (at := len(seq.digests[lane])) < len(table) and self._closure(seq, at) <= seq.clean:
-                seq.digests[lane].append(self._digest(seq, lane, at, tokens))
-                self.pool.register(table[at], seq.digests[lane][at])
+        for branch, table in enumerate(seq.pages.tables):
+            tokens = seq.tokens(branch)
+            while (at := len(seq.pages.digests[branch])) < len(table) and self._closure(seq, at) <= seq.pages.clean:
+                seq.pages.digests[branch].append(self._digest(seq, branch, at, tokens))
+                self.pool.register(table[at], seq.pages.digests[branch][at])
 
     def _fit(self, seq: Sequence, budget: int) -> Span | None:
         """What the request runs next, cut to the budget where it is a prompt that can be cut; None if it must wait."""
-        span = self.look(seq)
-        room = budget // seq.lanes
+        span = self.span_of(seq)
+        room = budget // seq.branches
         if len(span.positions) <= room:
             return span
-        if self.look is not CACHES["exact"]:
+        if self.cache != "exact":
             return None
-        sight = seq.sight or 1
-        start = span.positions[0]
-        end = min((start + room) // sight * sight, seq.first // sight * sight)
-        if end <= max(start, seq.clean):
+        block = seq.attention_block or 1
+        start, known = span.positions[0], min(seq.canvas.first, seq.canvas.first_mask)
+        end = min((start + room) // block * block, known // block * block)
+        if end <= max(start, seq.pages.clean):
             return None
         return replace(span, positions=range(start, end), visible=end, decides=False)
 
     def _widest(self, seq: Sequence) -> int:
         """The most positions that one forward of the request cannot do without."""
-        if self.cache == "exact" and not seq.request.holes:
-            sight = seq.sight or 1
-            blocks = seq.max_active + 1  # the one before is written in the same forward
-            return min(seq.capacity, blocks * max(sight, len(seq.columns)) + sight + seq.shift) * seq.lanes
-        return seq.capacity * seq.lanes
+        if self.cache == "exact" and seq.strategy.left_to_right:
+            block = seq.attention_block or 1
+            blocks = seq.strategy.most_open(seq) + 1  # the one before is written in the same forward
+            needed = blocks * max(block, len(seq.canvas.columns)) + block + seq.shift
+            return min(seq.capacity, needed) * seq.branches
+        return seq.capacity * seq.branches
 
     def _provide(self, seq: Sequence, positions: int, busy: set[int]) -> bool:
         """Pages for so many positions; parks later arrivals, or the request itself, when there are not enough."""
-        while not self._grow(seq, positions):
+        while not seq.pages.grow(self.pool, self.pool.pages_for(positions)):
             others = [other for other in self.running if other.number > seq.number and other.number not in busy]
             victim = max(others, key=lambda other: other.number, default=seq)
             self._park(victim)
@@ -146,38 +158,26 @@ class Scheduler:
                 return False
         return True
 
-    def _grow(self, seq: Sequence, positions: int) -> bool:
-        want = self.pool.pages_for(positions)
-        missing = sum(max(0, want - len(table)) for table in seq.tables)
-        if missing > self.pool.free:
-            return False
-        for table in seq.tables:
-            pages = self.pool.allocate(max(0, want - len(table)), table[-1] if table else None)
-            assert pages is not None
-            table += pages
-            seq.version += bool(pages)
-        return True
-
     def _admit(self, seq: Sequence, budget: int) -> Span | None:
         """Begin or take up a request if it fits now."""
-        held = None
-        if seq.parked is not None:
-            held = seq.parked[0].shape[2]
-            if held * seq.lanes > self.pool.free:
+        pages, held = seq.pages, 0
+        if pages.parked is not None:
+            held = pages.parked[0].shape[2]
+            if held * seq.branches > self.pool.free:
                 return None
         else:
-            seq.tables = [[] for _ in range(seq.lanes)]
-            seq.digests = [[] for _ in range(seq.lanes)]
+            pages.begin()
             self._reuse(seq)
         span = self._fit(seq, budget)
-        want = self.pool.pages_for(span.visible) if span is not None else 0
-        shared = sum(map(len, seq.tables))
-        if span is None or max(want, held or 0) * seq.lanes - shared > self.pool.free:
-            self._release(seq)
+        needed = max(held, self.pool.pages_for(span.visible)) * seq.branches - pages.held if span is not None else 0
+        if span is None or needed > self.pool.free:
+            pages.release(self.pool)
             return None
-        if seq.parked is not None:
-            self._unpark(seq)
-        grown = self._grow(seq, span.visible)
+        if pages.parked is not None:
+            pages.resume(self.pool)
+            seq.strategy.resume(seq, seq.parked_memory)
+            seq.parked_memory = None
+        grown = pages.grow(self.pool, self.pool.pages_for(span.visible))
         assert grown
         return span
 
@@ -185,58 +185,35 @@ class Scheduler:
         """Take a running request's pages; what they hold waits in the host's memory."""
         self.preemptions += 1
         self.running.remove(seq)
-        seq.parked = [self.pool.read(table) for table in seq.tables]
-        for table in seq.tables:
-            self.pool.release(table)
-        seq.tables = []
+        seq.parked_memory = seq.strategy.park(seq)
+        seq.pages.park(self.pool)
         place = next((i for i, other in enumerate(self.waiting) if other.number > seq.number), len(self.waiting))
         self.waiting.insert(place, seq)
-
-    def _unpark(self, seq: Sequence) -> None:
-        assert seq.parked is not None
-        for content in seq.parked:
-            pages = self.pool.allocate(content.shape[2])
-            assert pages is not None
-            self.pool.write(pages, content)
-            seq.tables.append(pages)
-        seq.parked = None
-        seq.version += 1
-        seq.digests = [[] for _ in range(seq.lanes)]  # its pages are other ones now
-
-    def _release(self, seq: Sequence) -> None:
-        for table in seq.tables:
-            self.pool.release(table)
-        seq.tables, seq.digests = [], []
-        if seq.parked is None:
-            seq.clean = 0
 
     def _reuse(self, seq: Sequence) -> None:
         """Take the pages of others that begin with the same tokens."""
         if self.cache != "exact":
             return
-        known = int(np.argmin(seq.given)) if not seq.given.all() else seq.capacity
-        for lane, table in enumerate(seq.tables):
-            tokens = seq.tokens(lane)
+        given, pages = seq.canvas.given, seq.pages
+        known = int(np.argmin(given)) if not given.all() else seq.capacity
+        for branch, table in enumerate(pages.tables):
+            tokens = seq.tokens(branch)
             while self._closure(seq, at := len(table)) <= known:
-                name = self._digest(seq, lane, at, tokens)
+                name = self._digest(seq, branch, at, tokens)
                 page = self.pool.find(name)
                 if page is None:
                     break
-                self.pool.share(page)
-                table.append(page)
-                seq.digests[lane].append(name)
-        shared = min(map(len, seq.tables))
-        for table, digests in zip(seq.tables, seq.digests, strict=True):
-            self.pool.release(table[shared:])
-            del table[shared:], digests[shared:]
-        seq.clean = shared * self.pool.page_size
+                pages.share(self.pool, page, name, branch)
+        shared = min(map(len, pages.tables))
+        pages.cut(self.pool, shared)
+        pages.clean = shared * self.pool.page_size
 
     def _closure(self, seq: Sequence, page: int) -> int:
-        """Positions whose tokens decide what the sequence's page of that number holds: its own and its last block's."""
-        sight = seq.sight or 1
-        return -(-(page + 1) * self.pool.page_size // sight) * sight
+        """Positions whose tokens decide what the request's page of that number holds: its own and its last block's."""
+        block = seq.attention_block or 1
+        return -(-(page + 1) * self.pool.page_size // block) * block
 
-    def _digest(self, seq: Sequence, lane: int, page: int, tokens: np.ndarray) -> bytes:
-        before = seq.digests[lane][page - 1] if page else f"{seq.sight}".encode()
+    def _digest(self, seq: Sequence, branch: int, page: int, tokens: np.ndarray) -> bytes:
+        before = seq.pages.digests[branch][page - 1] if page else f"{seq.attention_block}".encode()
         start = self._closure(seq, page - 1) if page else 0
         return digest(tokens[start : self._closure(seq, page)].tolist(), before)

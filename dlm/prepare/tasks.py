@@ -11,9 +11,10 @@ from numpy import ndarray
 
 from dlm.data.documents import end_of_text
 from dlm.data.packing import Sample
+from dlm.inference.canvas import Decision
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.plan import Plan
-from dlm.inference.sequence import Decision, Sequence
+from dlm.inference.sequence import Sequence
 from dlm.models.fingerprint import weights_digest
 from dlm.models.lm import LM
 from dlm.prepare.config import TrajectoriesConfig
@@ -29,7 +30,9 @@ class Given:
         return True
 
     def decision(self, seq: Sequence, proposed: Decision) -> Decision:
-        return replace(proposed, token=self.canvas[seq.columns])  # nothing is committed in a gap, wherever it points
+        return replace(
+            proposed, token=self.canvas[seq.canvas.columns]
+        )  # nothing is committed in a gap, wherever it points
 
 
 @dataclass(frozen=True)

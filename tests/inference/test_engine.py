@@ -75,13 +75,13 @@ def test_whatever_happens_no_page_is_lost_and_no_token_changes(family):
                         truth[which] = dlm.generate(lm, [pool[which[0]]], cache=cache, **settings[which[1]])[0].tokens
                     assert event.result.tokens == truth[which]
                     finished += 1
-        ages = max([ages, *(seq.waited for seq in engine.scheduler.running)])
-        tables = [table for seq in engine.sequences.values() for table in seq.tables]
+        ages = max([ages, *(seq.waited for seq in engine.batch.scheduler.running)])
+        tables = [table for seq in engine.batch.sequences.values() for table in seq.pages.tables]
         users = torch.zeros(18, dtype=torch.long)
         for table in tables:
             users[table] += 1
-        assert users.tolist() == engine.pool.users.tolist()
-        count = engine.pool.count()
+        assert users.tolist() == engine.batch.pool.users.tolist()
+        count = engine.batch.pool.count()
         assert count.used + count.cached + count.blank == 18
     for event in engine.stream():
         finished += event.result is not None

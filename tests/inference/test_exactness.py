@@ -6,7 +6,7 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.inference import attend, decide
-from dlm.inference import engine as engine_module
+from dlm.inference import step as step_module
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import continuations, infillings
 from dlm.inference.forward import Forward
@@ -175,10 +175,10 @@ def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(
         recorded.append(result.shape)
         return lambda: result.copy_(run()), result
 
-    monkeypatch.setattr(engine_module, "Forward", lambda network, layout, *_: Forward(network, layout, record))
+    monkeypatch.setattr(step_module, "Forward", lambda network, layout, *_: Forward(network, layout, record))
     engine = dlm.Engine(lm, cache="dual")
     assert tokens(engine.run(work)) == plain
-    assert len(recorded) == 2 and engine.nfe == 16  # one a block
+    assert len(recorded) == 2 and engine.stats().nfe == 16  # one a block
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -188,8 +188,8 @@ def test_a_token_that_is_not_in_the_vocabulary_is_told():
     engine = dlm.Engine(lm, cache="dual")
     engine.add_request([1, 2, 3], gen_length=8, block_length=8, steps=8)
     with torch.inference_mode():
-        turns = engine.scheduler.schedule()
-        layout, fused = Layout(turns, engine.pool, lm.network), Fused(lm.network)
+        turns = engine.batch.scheduler.schedule()
+        layout, fused = Layout(turns, engine.batch.pool, lm.network), Fused(lm.network)
         assert fused.usable()
         with pytest.raises(IndexError, match="token 64 is not in a vocabulary of 64"):
             fused(layout, torch.tensor([1, 2, 64, *[0] * 8]), torch.tensor([3]))

@@ -222,10 +222,13 @@ def test_no_prompts_no_results():
     assert dlm.generate(tiny_lm(), []) == []
 
 
+ALONE = {"memory_fraction", "max_waiting"}
+
+
 def test_the_signature_and_the_help_are_made_of_the_settings():
     fields = SamplerConfig.model_fields | EngineConfig.model_fields
     own = {"lm", "prompts", "trace", "request_ids", "batch_size", "on_step"}
-    for function, without in ((dlm.generate, set()), (dlm.infill, {"gen_length", "max_gen_length", "stop"})):
+    for function, without in ((dlm.generate, ALONE), (dlm.infill, {*ALONE, "gen_length", "max_gen_length", "stop"})):
         signature = inspect.signature(function).parameters
         assert signature.keys() == own | fields.keys() - without
         assert all(p.kind is p.KEYWORD_ONLY for name, p in signature.items() if name not in ("lm", "prompts"))
@@ -346,7 +349,7 @@ BAD = [
     ),
     ({"refresh_interval": 2}, ['refresh_interval = 2 is only read by cache = "prefix" and "dual", and cache = "none"']),
     ({"cache_delay": 2, "cache": "dual"}, ["cache_delay = 2", "with refresh_interval"]),
-    ({"memory_fraction": 0.5}, ["memory_fraction = 0.5 is only read by dlm.Engine"]),
+    ({"memory_fraction": 0.5}, ["memory_fraction = 0.5 is only read by a dlm.Engine"]),
     ({"memory_fraction": 0.5, "num_pages": 9}, ["memory_fraction = 0.5 is only read without num_pages"]),
     # what others call it
     ({"max_new_tokens": 8}, ['unknown key "max_new_tokens"; here it is "gen_length"']),
@@ -355,6 +358,7 @@ BAD = [
     ({"alg_temp": 0.1}, ['unknown key "alg_temp"', 'see "rule"']),
     ({"do_sample": True}, ['unknown key "do_sample"; here it is "temperature"']),
     ({"n": 2}, ['unknown key "n"; here it is "num_samples"']),
+    ({"strategy": "multi-block"}, ["strategy = 'multi-block'", 'did you mean "multi_block"?']),
     ({"cach": "dual"}, ['unknown key "cach"; did you mean "cache"?']),
 ]
 

@@ -4,6 +4,7 @@ import pytest
 
 import dlm
 from dlm.inference import Interrupted
+from dlm.inference.batch import Batch
 from tests.inference.tiny import MASK, text_lm, tiny_lm
 
 
@@ -46,7 +47,7 @@ def test_before_the_first_step_there_is_nothing(monkeypatch):
     def step(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dlm.Engine, "step", step)
+    monkeypatch.setattr(Batch, "step", step)
     with pytest.raises(Interrupted) as caught:
         dlm.generate(text_lm(), "hello", gen_length=4)
     assert caught.value.results == []
@@ -63,7 +64,7 @@ def test_finished_requests_stay_and_an_engine_goes_on(tmp_path):
             ("a", "length"),
             ("b", "interrupted"),
         ]
-        assert not engine.sequences and not engine.recorders and engine.stats().pages_used == 0
+        assert not engine.batch.sequences and engine.stats().pages_used == 0
         assert [event.request_id for event in engine.step() if event.result is not None] == ["other"]
         assert [result.request_id for result in engine.generate([[4]], gen_length=2, request_ids=["d"])] == ["d"]
         assert {row.request_id for row in store.ls()} == {"a", "other", "d"}

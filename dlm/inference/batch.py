@@ -1,0 +1,215 @@
+"""The requests of an engine and what a step does with them. Only the thread that steps touches this, or one between steps."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from collections.abc import Sequence as Sized
+from dataclasses import replace
+
+import torch
+
+from dlm.diffusion.choose import BrokenLogits
+from dlm.inference.canvas import Decision
+from dlm.inference.config import EngineConfig
+from dlm.inference.events import Event, Log, Stats, step_events
+from dlm.inference.pages import PagePool
+from dlm.inference.recording import finish, note
+from dlm.inference.request import StepEvent
+from dlm.inference.scheduler import Scheduler
+from dlm.inference.sequence import Sequence
+from dlm.inference.step import Stepper
+from dlm.inference.strategies import STRATEGIES, Strategy
+from dlm.inference.texts import result_of
+from dlm.models.lm import LM
+
+REMEMBERED = 1024
+"""Ended requests whose events are kept for those who ask late."""
+
+
+class Batch:
+    """Requests by id, from their submission to their end, and the events they gave."""
+
+    def __init__(self, lm: LM, pool: PagePool, config: EngineConfig, cache: str) -> None:
+        self.lm, self.pool = lm, pool
+        self.scheduler = Scheduler(pool, config, cache)
+        self.stepper = Stepper(lm.network, pool, config)
+        self.strategies: dict[str, Strategy] = {}
+        self.on_step: Callable[[StepEvent], None] | None = None
+        self.sequences: dict[str, Sequence] = {}
+        self.timed: set[Sequence] = set()
+        """Those with a deadline."""
+        self.ended: OrderedDict[str, Log] = OrderedDict()
+        self.news: deque[Event] = deque()
+        self.arrivals = self.finished = self.tokens = 0
+
+    def strategy(self, name: str) -> Strategy:
+        """The one object of that strategy."""
+        if name not in self.strategies:
+            self.strategies[name] = STRATEGIES[name](self.lm, self.pool)
+        return self.strategies[name]
+
+    def admit(self, seq: Sequence) -> None:
+        """Queue a request that was registered."""
+        if self._is_current(seq) and seq not in self.scheduler:
+            if seq.deadline is not None:
+                self.timed.add(seq)
+            if seq.done:
+                self._finish(seq)
+            else:
+                self.scheduler.add(seq)
+
+    def forget(self, seq: Sequence) -> None:
+        """A request has ended: its pages are free, its trace is given up unless it was finished."""
+        self.scheduler.remove(seq)
+        self.timed.discard(seq)
+        seq.strategy.forget(seq)
+        recorder, seq.recorder = seq.recorder, None
+        if recorder is not None:
+            recorder.drop()
+        if self._is_current(seq):
+            del self.sequences[seq.request_id]
+        if not seq.log.private:
+            seq.log.closed = True
+            self.ended[seq.request_id] = seq.log
+            while len(self.ended) > REMEMBERED:
+                self.ended.popitem(last=False)
+
+    def step(self) -> None:
+        """One forward for all requests whose turn it is, and what follows from it."""
+        now = time.monotonic()
+        for seq in [seq for seq in self.timed if seq.deadline is not None and seq.deadline < now]:
+            self.fail(seq, f"it was not finished within its deadline, {seq.deadline - seq.times.queued:g} s")
+        if not self.scheduler.has_work:
+            return
+        with torch.inference_mode():
+            scheduled = self.scheduler.schedule()
+            for item in scheduled:
+                item.sequence.started(now)
+            results = self.stepper.run(scheduled)
+        for item in scheduled:
+            self.scheduler.ran(item)
+        decided = [(seq, answer) for seq, answer in results if isinstance(answer, Decision)]
+        for seq, answer in results:
+            if isinstance(answer, BrokenLogits):
+                self.fail(seq, str(answer))
+        if self.on_step is not None:
+            for event in step_events(sorted(decided, key=lambda entry: entry[0].number)):
+                self.on_step(event)
+        for seq, decision in decided:
+            self._apply(seq, decision)
+
+    def fail(self, seq: Sequence, error: str) -> None:
+        """End a request with an error event."""
+        self._end(seq, Event(request_id=seq.request_id, error=error, times=replace(seq.times, done=time.monotonic())))
+
+    def mend(self, error: BaseException | None) -> None:
+        """After something was broken off midway: those that had begun end with an error event, all others are queued.
+
+        Can itself be broken off and done again: nothing is taken from where it stands before it is done.
+        """
+        name = type(error).__name__
+        reason = "it was interrupted" if error is None or isinstance(error, KeyboardInterrupt) else f"{name}: {error}"
+        self.stepper.forget()
+        for seq in list(self.sequences.values()):
+            seq.pages.drop()  # the pool is cleared below
+            if seq.final is not None:
+                self._end(seq, seq.final)
+            elif seq.begun:
+                self.fail(seq, f"it ended with the step it was in: {reason}")
+        self.pool.clear()
+        self.scheduler.clear()
+        for seq in sorted(self.sequences.values(), key=lambda seq: seq.number):
+            self.admit(seq)
+
+    def close(self) -> None:
+        """End all requests, and give the pages' memory back."""
+        for seq in list(self.sequences.values()):
+            self.fail(seq, "the engine was closed")
+        self.stepper.forget()
+        self.pool.close()
+
+    def reload(self) -> None:
+        """The weights have changed."""
+        self.stepper.reload()
+        self.pool.clear()
+
+    def stats(self) -> Stats:
+        pages = self.pool.count()
+        return Stats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            finished=self.finished,
+            nfe=self.stepper.nfe,
+            tokens=self.tokens,
+            rows=self.stepper.rows,
+            pages_used=pages.used,
+            pages_free=pages.free,
+            pages_cached=pages.cached,
+            preemptions=self.scheduler.preemptions,
+        )
+
+    def _apply(self, seq: Sequence, decision: Decision) -> None:
+        if seq.recorder is not None:
+            note(seq.recorder, seq, decision)
+        seq.apply(decision)
+        self.scheduler.remember(seq)
+        if seq.done:
+            self._finish(seq)
+        elif seq.strategy.left_to_right:
+            self._tell_settled(seq)
+
+    def _tell_settled(self, seq: Sequence) -> None:
+        """What is new of a request that goes on; ends it where that completes a stop string."""
+        stream, stop = seq.text, seq.decoding.stop
+        tokens = _until_stop(seq.settled(seq.canvas.start + len(stream.tokens)), stop)
+        if not tokens or (stream.tokens and stream.tokens[-1] in stop):
+            return
+        if stream.completes(tokens) and not (seq.script is not None and seq.script.leads(seq.step)):
+            self._finish(seq)
+            return
+        first = seq.canvas.start + len(stream.tokens)
+        seq.told()
+        told = {"confidence": seq.confidence(range(first, first + len(tokens))), "times": seq.times}
+        self._tell(seq, Event(request_id=seq.request_id, text=stream.add(tokens), tokens=tuple(tokens), **told))
+
+    def _finish(self, seq: Sequence) -> None:
+        result = result_of(self.lm, seq.decoding, seq.outcome())
+        stream, holes = seq.text, seq.request.holes
+        rest = result.tokens[len(stream.tokens) :]
+        first = seq.canvas.start + len(stream.tokens)
+        positions = [at for hole in holes for at in hole] if holes else range(first, first + len(rest))
+        if seq.recorder is not None:
+            finish(seq.recorder, seq, result)
+        seq.told()
+        self.finished += 1
+        self.tokens += len(result.tokens)
+        event = Event(
+            request_id=seq.request_id,
+            text="" if holes else stream.add(rest, last=True),
+            tokens=tuple(rest),
+            confidence=seq.confidence(positions),
+            result=result,
+            times=replace(seq.times, done=time.monotonic()),
+        )
+        self._end(seq, event)
+
+    def _end(self, seq: Sequence, event: Event) -> None:
+        """The last event of a request, once."""
+        seq.final = event
+        self._tell(seq, event)
+        self.forget(seq)
+
+    def _tell(self, seq: Sequence, event: Event) -> None:
+        if not self._is_current(seq):
+            return  # it was cancelled
+        for told in (seq.log.events, *(() if seq.log.private else (self.news,))):
+            if not told or told[-1] is not event:
+                told.append(event)
+
+    def _is_current(self, seq: Sequence) -> bool:
+        return self.sequences.get(seq.request_id) is seq
+
+
+def _until_stop(tokens: Sized[int], stop: frozenset[int]) -> list[int]:
+    ended = next((i for i, token in enumerate(tokens) if token in stop), len(tokens))
+    return list(tokens[: ended + 1])

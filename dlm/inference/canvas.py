@@ -1,0 +1,187 @@
+"""A request's tokens: which are given, masked or decided, and which blocks are open. Computes no logits."""
+
+from collections.abc import Sequence as Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlm.inference.plan import Block
+from dlm.inference.request import Outcome, Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GAP = -1
+"""Stands in `columns` between positions that are no neighbours."""
+
+
+@dataclass(eq=False)
+class OpenBlock:
+    """A block that is being denoised."""
+
+    positions: np.ndarray
+    steps: int
+    started: int
+    """Step at which it was opened."""
+    post_edits: int = 0
+    closed: bool = False
+    memory: "Tensor | None" = None
+    """What a decode rule remembers of it, (l, v)."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a step changes, over the columns of a canvas: (w,) each."""
+
+    token: np.ndarray
+    commit: np.ndarray
+    edited: np.ndarray | None = None
+    remasked: np.ndarray | None = None
+    confidence: np.ndarray | None = None
+    """p of the token, where a recorder or a caller wants it."""
+    topk: tuple[np.ndarray, np.ndarray] | None = None
+    """The likeliest tokens and their logits, (w, k) each, where a recorder wants them."""
+
+
+class Canvas:
+    """Arrays over all positions that a request may come to need, (capacity,).
+
+    `columns` are the positions of all open blocks in ascending order, (w,), with a GAP wherever they are no neighbours.
+    Decode rules work on columns.
+    """
+
+    def __init__(self, request: Request, capacity: int, mask_id: int) -> None:
+        given = len(request.ids)
+        self.mask_id = mask_id
+        self.tokens = np.full(capacity, mask_id, np.int64)
+        self.tokens[:given] = request.ids
+        self.masked = np.ones(capacity, bool)
+        self.masked[:given] = False
+        for hole in request.holes:
+            self.masked[hole.start : hole.stop] = True
+        self.given = ~self.masked
+        self.when = np.full(capacity, -1, np.int64)
+        """The step that committed each position; -1 for those that are given or still masked."""
+        self.remasks = np.zeros(capacity, np.int64)
+        """How often each position was masked again."""
+        self.confidence: np.ndarray | None = None
+        """p of each token when it was committed; kept on request."""
+        self.length = 0
+        """Positions the network is shown."""
+        self.start, self.end = given, given + request.gen_length
+        """The first generated position, and one past the last (equal when infilling)."""
+        self.open: list[OpenBlock] = []
+        self.columns = np.zeros(0, np.int64)
+
+    @property
+    def capacity(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def active(self) -> list[int]:
+        """Positions of the open blocks."""
+        return self.columns[self.columns != GAP].tolist()
+
+    @property
+    def first(self) -> int:
+        """The first position of the open blocks."""
+        return int(self.columns[0])
+
+    @property
+    def last(self) -> int:
+        """One past the last position of the open blocks."""
+        return int(self.columns[-1]) + 1
+
+    @property
+    def first_mask(self) -> int:
+        """The first masked position; the capacity when there is none."""
+        at = int(self.masked.argmax())
+        return at if self.masked[at] else self.capacity
+
+    def open_masks(self) -> np.ndarray:
+        """Which columns are masked, (w,)."""
+        return self.masked[self.columns] & (self.columns != GAP)
+
+    def unfinished(self) -> np.ndarray:
+        """Which columns belong to a block that is not closed, (w,)."""
+        if len(self.open) == 1:
+            return self.columns != GAP
+        return np.isin(self.columns, np.concatenate([block.positions for block in self.open if not block.closed]))
+
+    def open_block(self, block: Block, step: int) -> bool:
+        """Begin to denoise a block; whether the network is shown more positions than before."""
+        self.open.append(OpenBlock(np.asarray(block.positions, np.int64), block.steps, step))
+        self._lay_out()
+        grows = block.length > self.length
+        self.length = max(self.length, block.length)
+        return grows
+
+    def drop(self, block: OpenBlock) -> None:
+        """Take a finished block out of the open ones."""
+        self.open.remove(block)
+        if self.open:
+            self._lay_out()
+
+    def apply(self, decision: Decision, step: int, post_edits: int | None = None) -> int:
+        """Write down a step's decisions and close the blocks that are finished.
+
+        With `post_edits` a block without masks stays open until a step changes nothing in it, so many steps at most.
+        Returns the first position whose token was not final when the step's keys were computed.
+        """
+        had_masks = [bool(self.masked[block.positions].any()) for block in self.open]
+        first, columns, changed = self.first_mask, self.columns, decision.commit
+        edited = np.zeros(0, np.int64)
+        if decision.edited is not None and decision.remasked is not None:
+            changed = changed | decision.edited
+            edited = columns[decision.edited]
+            first = min([first, *columns[decision.edited | decision.remasked].tolist()])
+        self.tokens[columns[changed]] = decision.token[changed]
+        self.when[columns[decision.commit]] = step
+        if self.confidence is not None and decision.confidence is not None:
+            self.confidence[columns[changed]] = decision.confidence[changed]
+        self.masked[columns[decision.commit]] = False
+        if decision.remasked is not None:
+            back = columns[decision.remasked]
+            self.masked[back], self.remasks[back] = True, self.remasks[back] + 1
+            self.tokens[back] = self.mask_id
+        for block, masks in zip(self.open, had_masks, strict=True):
+            touched = bool(len(edited) and np.isin(block.positions, edited).any())
+            block.closed = block.closed or self._is_finished(block, masks, touched, post_edits)
+        return first
+
+    def settled(self, start: int, until: int | None = None) -> Sized[int]:
+        """Generated tokens from `start` on, up to the first mask or `until`."""
+        end = min(self.length, self.end)
+        if until is not None:
+            end = min(end, until)
+        masks = np.flatnonzero(self.masked[start:end])
+        return self.tokens[start : start + masks[0] if len(masks) else end].tolist()
+
+    def outcome(self, nfe: int) -> Outcome:
+        """The canvas as it is."""
+        return Outcome(ids=self.tokens[: self.length].tolist(), when=self.when[: self.length].tolist(), nfe=nfe)
+
+    def after(self, decision: Decision) -> np.ndarray:
+        """A copy of the tokens shown to the network, as they will be when `decision` is applied."""
+        tokens = self.tokens[: self.length].copy()
+        changed = decision.commit if decision.edited is None else decision.commit | decision.edited
+        tokens[self.columns[changed]] = decision.token[changed]
+        if decision.remasked is not None:
+            tokens[self.columns[decision.remasked]] = self.mask_id
+        return tokens
+
+    def _is_finished(self, block: OpenBlock, had_masks: bool, edited: bool, post_edits: int | None) -> bool:
+        if self.masked[block.positions].any():
+            return False
+        if post_edits is not None:
+            block.post_edits += not had_masks
+            return not (had_masks or edited) or block.post_edits >= post_edits
+        return True
+
+    def _lay_out(self) -> None:
+        positions = np.concatenate([block.positions for block in self.open])
+        if len(self.open) > 1:
+            positions.sort()
+        gaps = np.flatnonzero(np.diff(positions) != 1) + 1
+        self.columns = np.insert(positions, gaps, GAP)

@@ -1,0 +1,103 @@
+"""What an engine tells: news of requests, what a step changed, and counts of what it holds."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Sized
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from dlm.inference.request import Generation, StepEvent
+
+if TYPE_CHECKING:
+    from dlm.inference.canvas import Decision
+    from dlm.inference.sequence import Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """When things happened to a request, on `time.monotonic`'s clock; None for what did not happen yet."""
+
+    queued: float = 0.0
+    started: float | None = None
+    """It took part in a step for the first time."""
+    first_block: float | None = None
+    """Its first tokens were told."""
+    done: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """News of one request: text that will not change any more, and its result when it is finished."""
+
+    request_id: str
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    """Committed ids that follow those of the event before."""
+    confidence: tuple[float, ...] | None = None
+    """p of each of these tokens at the step that committed it; for requests with `confidence=True`."""
+    result: Generation | None = None
+    error: str | None = None
+    """Why it ended without a result."""
+    times: Times = Times()
+
+    @property
+    def last(self) -> bool:
+        """Whether the request has ended with this event."""
+        return self.result is not None or self.error is not None
+
+
+@dataclass(eq=False)
+class Log:
+    """All events of a request so far, for whoever follows it."""
+
+    events: list[Event] = field(default_factory=list)
+    private: bool = False
+    """Whether its events are told to its follower alone."""
+    closed: bool = False
+    """Whether no further event will come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """What an engine has done, and what it holds."""
+
+    running: int
+    waiting: int
+    finished: int
+    nfe: int
+    """Forward passes of the packed batch."""
+    tokens: int
+    """Generated, of finished requests, up to and including end-of-text."""
+    rows: int
+    """Positions that went through the network."""
+    pages_used: int
+    pages_free: int
+    """Blank ones and those that are only kept for prompts with the same beginning."""
+    pages_cached: int
+    preemptions: int
+
+
+def step_events(results: "Sized[tuple[Sequence, Decision]]") -> Iterator[StepEvent]:
+    """What a forward changed, before it is applied; one event for all requests that have had as many steps."""
+    for place in sorted({(seq.step, seq.nfe) for seq, _ in results}):
+        rows = [(seq, decision) for seq, decision in results if (seq.step, seq.nfe) == place]
+        longest = max(seq.canvas.length for seq, _ in rows)
+        canvas = torch.full((len(rows), longest), rows[0][0].canvas.mask_id)
+        changes = torch.zeros(3, len(rows), longest, dtype=torch.bool)
+        for i, (seq, decision) in enumerate(rows):
+            canvas[i, : seq.canvas.length] = torch.from_numpy(seq.canvas.after(decision))
+            for kind, flags in enumerate((decision.commit, decision.edited, decision.remasked)):
+                if flags is not None:
+                    changes[kind, i, torch.from_numpy(seq.canvas.columns[flags])] = True
+        yield StepEvent(
+            step=place[0],
+            nfe=place[1],
+            request_ids=tuple(seq.request_id for seq, _ in rows),
+            prompt_lengths=tuple(seq.request.prompt_length for seq, _ in rows),
+            lengths=tuple(seq.canvas.length for seq, _ in rows),
+            canvas=canvas,
+            committed=changes[0],
+            edited=changes[1],
+            remasked=changes[2],
+        )

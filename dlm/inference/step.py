@@ -1,0 +1,105 @@
+"""One step: the packed forward of all scheduled requests, and what each decides by it. Changes no request."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Sized
+
+import numpy as np
+
+from dlm.diffusion.choose import BrokenLogits
+from dlm.inference.canvas import Decision
+from dlm.inference.config import EngineConfig
+from dlm.inference.decide import Question, decide
+from dlm.inference.forward import Forward, cuda_graph
+from dlm.inference.fused import Fused
+from dlm.inference.layout import Layout
+from dlm.inference.pages import PagePool
+from dlm.inference.scheduler import Scheduled
+from dlm.inference.sequence import Sequence
+from dlm.inference.strategies import Strategy
+from dlm.models.transformer import Transformer
+
+Result = tuple[Sequence, Decision | BrokenLogits]
+
+
+class Stepper:
+    """Runs a network over scheduled requests; keeps what can serve the next step."""
+
+    def __init__(self, network: Transformer, pool: PagePool, config: EngineConfig) -> None:
+        self.network, self.pool, self.config = network, pool, config
+        self.fused = Fused(network)
+        self.nfe = self.rows = 0
+        self._last: tuple[tuple, Forward] | None = None
+
+    def run(self, scheduled: list[Scheduled]) -> list[Result]:
+        """What each request that is asked something decides, or that its logits are broken."""
+        strategies = list(_by_strategy(scheduled))
+        for strategy, mine in strategies:
+            strategy.prepare(mine)
+        training = self.network.training
+        if training:
+            self.network.eval()
+        try:
+            return self._forward(scheduled, strategies)
+        finally:
+            if training:
+                self.network.train()
+
+    def forget(self) -> None:
+        """Keep nothing of the step before."""
+        self._last = None
+
+    def reload(self) -> None:
+        """The weights have changed."""
+        self._last = None
+        self.fused.renew()
+
+    def _forward(self, scheduled: list[Scheduled], strategies: list[tuple[Strategy, list[Scheduled]]]) -> list[Result]:
+        forward = self._lay_out(scheduled)
+        ids = np.concatenate(
+            [
+                item.sequence.tokens(branch)[np.asarray(item.span.positions)]
+                for item in scheduled
+                for branch in range(item.sequence.branches)
+            ]
+        )
+        starts = forward.layout.starts
+        questions = [_question(item, rows) for item, rows in zip(scheduled, starts, strict=True) if item.span.decides]
+        output_rows = _union([rows for question in questions for rows in question.rows])
+        hidden = forward(ids, output_rows)
+        self.nfe += 1
+        self.rows += len(ids)
+        for strategy, mine in strategies:
+            strategy.observe(mine, forward)
+        return decide(self.network, forward.head, hidden, output_rows, questions)
+
+    def _lay_out(self, scheduled: list[Scheduled]) -> Forward:
+        """The step's forward; that of the step before where nothing moved."""
+        key = tuple((item.sequence.number, item.sequence.pages.version, item.span) for item in scheduled)
+        if self._last is None or self._last[0] != key:
+            graphs = self.config.cuda_graphs and self.pool.k.device.type == "cuda"
+            layout = Layout(scheduled, self.pool, self.network)
+            capture = cuda_graph if graphs else None
+            self._last = key, Forward(self.network, layout, capture, self.fused, self.config.deterministic)
+        return self._last[1]
+
+
+def _by_strategy(scheduled: list[Scheduled]) -> Iterator[tuple[Strategy, list[Scheduled]]]:
+    for strategy in {id(item.sequence.strategy): item.sequence.strategy for item in scheduled}.values():
+        yield strategy, [item for item in scheduled if item.sequence.strategy is strategy]
+
+
+def _question(item: Scheduled, starts: Sized[int]) -> Question:
+    """Which columns a request is to decide, and where they are predicted in the packed rows."""
+    seq, span = item.sequence, item.span
+    columns = seq.strategy.asks(seq)
+    needed = np.maximum(seq.canvas.columns[columns] - seq.shift, 0)
+    rows = needed - span.positions[0] if isinstance(span.positions, range) else np.searchsorted(span.positions, needed)
+    return Question(seq, columns, [rows + start for start in starts])
+
+
+def _union(rows: list[np.ndarray]) -> np.ndarray:
+    """All rows once, ascending. Never empty: a forward needs at least one row."""
+    if len(rows) == 1 and len(rows[0]) and (rows[0][1:] > rows[0][:-1]).all():
+        return rows[0]
+    together = np.unique(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
+    return together if len(together) else np.zeros(1, np.int64)

@@ -1,0 +1,75 @@
+"""Strategy `block`: one block after the other, in the order of the plan (LLaDA's semi-autoregressive sampling)."""
+
+from collections.abc import Sequence as Sized
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlm.inference.canvas import Decision, OpenBlock
+
+if TYPE_CHECKING:
+    from dlm.inference.forward import Forward
+    from dlm.inference.pages import PagePool
+    from dlm.inference.scheduler import Scheduled
+    from dlm.inference.sequence import Sequence
+    from dlm.models.lm import LM
+
+
+class Block:
+    """Opens a block when the one before is finished; ends with the block that holds an end-of-text token."""
+
+    left_to_right = True
+
+    def __init__(self, lm: "LM", pool: "PagePool") -> None:
+        self.lm, self.pool = lm, pool
+
+    def begin(self, seq: "Sequence") -> bool:
+        seq.blocks = seq.decoding.plan.blocks(seq.request)
+        return self._open_more(seq)
+
+    def most_open(self, seq: "Sequence") -> int:
+        return 1
+
+    def may_open(self, seq: "Sequence") -> bool:
+        """Whether one more block may be opened now."""
+        return not seq.canvas.open
+
+    def ends(self, seq: "Sequence", block: OpenBlock) -> bool:
+        """Whether the request ends with this block."""
+        return not seq.decoding.stop.isdisjoint(seq.canvas.tokens[block.positions].tolist())
+
+    def asks(self, seq: "Sequence") -> np.ndarray:
+        """The masks; everything in open blocks where committed tokens may still change."""
+        columns = seq.canvas.unfinished()
+        return columns if seq.revises else columns & seq.canvas.masked[seq.canvas.columns]
+
+    def prepare(self, scheduled: "Sized[Scheduled]") -> None:
+        pass
+
+    def observe(self, scheduled: "Sized[Scheduled]", forward: "Forward") -> None:
+        pass
+
+    def resolve(self, seq: "Sequence", proposed: Decision) -> Decision:
+        return proposed
+
+    def advance(self, seq: "Sequence", decision: Decision) -> bool:
+        while seq.canvas.open and (block := seq.canvas.open[0]).closed:
+            seq.close(block)
+            if self.ends(seq, block):
+                return False
+        return self._open_more(seq)
+
+    def park(self, seq: "Sequence") -> Any:
+        return None
+
+    def resume(self, seq: "Sequence", parked: Any) -> None:
+        pass
+
+    def forget(self, seq: "Sequence") -> None:
+        pass
+
+    def _open_more(self, seq: "Sequence") -> bool:
+        """Open blocks while the strategy lets it; whether any is open."""
+        while self.may_open(seq) and (block := next(seq.blocks, None)) is not None:
+            seq.open(block)
+        return bool(seq.canvas.open)

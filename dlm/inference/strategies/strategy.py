@@ -1,0 +1,74 @@
+"""What a decoding strategy is: the part of a step that differs between them."""
+
+from collections.abc import Sequence as Sized
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dlm.inference.canvas import Decision
+
+if TYPE_CHECKING:
+    from dlm.inference.forward import Forward
+    from dlm.inference.pages import PagePool
+    from dlm.inference.scheduler import Scheduled
+    from dlm.inference.sequence import Sequence
+    from dlm.models.lm import LM
+
+
+class Strategy(Protocol):
+    """How requests are denoised: which blocks are open, which answers are asked for, what becomes of them.
+
+    An engine makes one object of each strategy that its requests name. It serves all of them, so that what it computes
+    beside the network's forward (a draft, say) is computed for all at once. What it must remember of one request is
+    `seq.memory`. Most strategies derive from `Block` and change one or two methods.
+
+    Sources: the table of strategies in Fast-dLLM (arXiv 2505.22618), D2F (2508.09192) and d3LLM is a choice of `begin`
+    and `advance`; speculative decoding also needs `prepare`, `resolve`, `observe`, `park` and `resume`.
+    """
+
+    left_to_right: bool
+    """Whether all positions before the open blocks are final: then text is told as it settles."""
+
+    def __init__(self, lm: "LM", pool: "PagePool") -> None:
+        """For an engine with this model and this pool."""
+        ...
+
+    def begin(self, seq: "Sequence") -> bool:
+        """Open a new request's first blocks; False if it has none. Called once, before the request is queued."""
+        ...
+
+    def most_open(self, seq: "Sequence") -> int:
+        """How many blocks of the request are open at a time, at most."""
+        ...
+
+    def asks(self, seq: "Sequence") -> np.ndarray:
+        """Which columns the network is asked about in this step, (w,) bool."""
+        ...
+
+    def prepare(self, scheduled: "Sized[Scheduled]") -> None:
+        """What a step computes before the network's forward, for those requests of this strategy that take part."""
+        ...
+
+    def observe(self, scheduled: "Sized[Scheduled]", forward: "Forward") -> None:
+        """What a step computes after the network's forward, before its answers are decided upon."""
+        ...
+
+    def resolve(self, seq: "Sequence", proposed: Decision) -> Decision:
+        """What becomes of the network's answers, where the decode rule proposes this."""
+        ...
+
+    def advance(self, seq: "Sequence", decision: Decision) -> bool:
+        """Close finished blocks and open new ones, after `decision` was written down; False at the request's end."""
+        ...
+
+    def park(self, seq: "Sequence") -> Any:
+        """What to keep, in the host's memory, of a request that gives up its pages. They still hold its keys now."""
+        ...
+
+    def resume(self, seq: "Sequence", parked: Any) -> None:
+        """Take up what `park` gave. The request's keys lie on other pages now."""
+        ...
+
+    def forget(self, seq: "Sequence") -> None:
+        """A request has ended, whatever way."""
+        ...
