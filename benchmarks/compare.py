@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlm import config as toml
-from dlm.data.atomic import write_text
+from dlm.atomic import write_text
 from dlm.evaluation.table import markdown
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dlm.errors import UserError
 from dlm.evaluation import bound, infill, lines, sudoku
 from dlm.evaluation.about import ABOUT, STDLIB
 from dlm.evaluation.card import Run, Table, machine, render_card
-from dlm.evaluation.decoding import Decoding
+from dlm.evaluation.filling import Filling
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM
@@ -70,7 +70,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _one(name: str, options: argparse.Namespace) -> None:
-    from dlm.models.loading import find
+    from dlm.models.finding import find
 
     file = options.output / f"models-{name}.json"
     folder = find(options.model or name)
@@ -201,10 +201,10 @@ def measure_code(lm: "LM", options: argparse.Namespace) -> tuple[list[Table], li
     return tables, results
 
 
-LINE_DECODINGS: tuple[tuple[infill.Hole, Decoding], ...] = (
-    ("oracle", Decoding(rule="low_confidence")),
-    ("given", Decoding(rule="low_confidence")),
-    ("oracle", Decoding(rule="threshold", options={"threshold": 0.9})),
+LINE_DECODINGS: tuple[tuple[infill.Hole, Filling], ...] = (
+    ("oracle", Filling(rule="low_confidence")),
+    ("given", Filling(rule="low_confidence")),
+    ("oracle", Filling(rule="threshold", options={"threshold": 0.9})),
 )
 GRADING = (
     "Oracle: the hole has the true line's number of tokens; given: that number rounded up to a multiple of "

@@ -1,187 +1,116 @@
-"""Traces: what `dlm-bench trace` measures, and proof that every state of thousands of traces comes back.
+"""What traces cost: bytes, microseconds, writes a second, time to start, and time of the engine that records them.
 
-    python benchmarks/trace.py                     # sizes, times, start, writes, overhead; benchmarks/results/trace.json
-    python benchmarks/trace.py --peer-path FOLDER  # beside DiffTrace's own code, a checkout of it
-    python benchmarks/trace.py --states 10000      # only: record and replay so many; benchmarks/results/trace-states.json
-
-Other options are those of `dlm-bench trace`. A fifth of the 10,000 are decoded by the engine, with tiny random models of every
-attention kind, under every rule; the others by dice, which reach 4,096 tokens and 1,024 steps soon enough. All of them keep
-the canvases they had, go through a store, and are compared after each step.
+python benchmarks/trace.py                     # all of it; benchmarks/results/trace.json
+python benchmarks/trace.py --peer-path FOLDER  # beside DiffTrace's own code, a checkout of it
+python benchmarks/trace.py --states 10000      # only: record and replay so many; benchmarks/results/trace-states.json
 """
 
 import argparse
 import json
 import sys
-import tempfile
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from traces.samples import LENGTH, STEPS
 
-ROOT = Path(__file__).parent.parent
+from dlm.bench.finding import Table
+from dlm.bench.report import in_markdown
+from dlm.errors import UserError
+
 RESULTS = Path(__file__).parent / "results"
-LONGEST, MOST_STEPS = 4096, 1024
-BY_ENGINE = 5  # of so many traces one
-Canvases = list[np.ndarray]
+Say = Callable[[str], None]
 
-MODELS: dict[str, dict[str, Any]] = {
-    "bidirectional": {},
-    "block_causal": {"model_type": "sdar", "attention": "block_causal", "block_length": 4},
-    "causal": {
-        "model_type": "llama",
-        "attention": "causal",
-        "shifted_logits": True,
-        "mask_token_id": None,
-        "mask_in_softmax": False,
-    },
+BYTES = {"what": "bytes a trace", "record": "record", "file": "file"}
+TIMES = {"what": "one call", "microseconds": "µs", "counts": "× sum(range(100))"}
+STARTS = {"what": "command", "seconds": "seconds", "cpu_seconds": "CPU, seconds"}
+WRITES = {"durability": "durability", "processes": "processes", "traces_a_second": "traces/s"}
+OVERHEAD = {
+    "what": "recording",
+    "off": "off, µs",
+    "more": "more, µs",
+    "percent": "more, %",
+    "interval": "95 % of it, %",
+    "pairs": "pairs",
 }
-CACHES = {"bidirectional": ("none", "prefix", "dual"), "block_causal": ("auto", "none"), "causal": ("auto", "none")}
-LARGE = (  # what a tiny model takes long for, a few times
-    {"gen_length": 4032, "block_length": 4032, "steps": 16},
-    {"gen_length": 2048, "block_length": 32, "steps": 64, "cache": "dual"},
-    {"gen_length": 1024, "block_length": 128, "steps": 1024, "cache": "dual"},
-    {"gen_length": 1024, "block_length": 1024, "steps": 48, "remask_threshold": 0.3, "temperature": 1.0},
-)
+PEER = {"what": "what", "ours": "dlm", "theirs": "DiffTrace", "ratio": "DiffTrace / dlm"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--states", type=int, metavar="N", help="record and replay N traces, and measure nothing")
-    options, rest = parser.parse_known_args(argv)
+    options = _options(argv)
     RESULTS.mkdir(exist_ok=True)
-    if options.states is None:
-        from dlm.cli.bench import main as bench
+    if options.states is not None:
+        from traces.states import states
 
-        return bench(["trace", "--output", str(RESULTS / "trace.json"), *rest])
-    sys.path.insert(0, str(ROOT))  # for the tests' samplers
-    report = states(options.states)
-    print(json.dumps(report, indent=1))
-    (RESULTS / "trace-states.json").write_text(json.dumps(report, indent=1) + "\n")
+        report, file = states(options.states), RESULTS / "trace-states.json"
+        print(json.dumps(report, indent=1))
+    else:
+        try:
+            values, tables = measure(options, lambda line: print(line, file=sys.stderr, flush=True))
+        except UserError as error:
+            print(error, file=sys.stderr)
+            return 2
+        print("\n\n".join(map(in_markdown, tables)))
+        report, file = {"trace": values, **_where(options)}, options.output
+    file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return 0
 
 
-def states(traces: int) -> dict[str, Any]:
-    """Record so many traces, read each back, and compare every state with the canvas the sampler had."""
-    from dlm.trace import TraceStore
+def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], list[Table]]:
+    """Sizes, times, start, writes; then an engine with and without recording, and DiffTrace where it is given."""
+    from traces import difftrace, overhead, records
+    from traces.samples import samples
 
-    rng, seen, sizes, revised = np.random.default_rng(0), Counter(), Counter(), 0
-    with tempfile.TemporaryDirectory() as folder, TraceStore(Path(folder) / "traces.db", "none") as store:
-        decoded = by_engine(store, rng)
-        for i in range(traces):
-            if i % BY_ENGINE == 0:
-                name, strategy, canvases = next(decoded)
-            else:
-                name, strategy, canvases = by_dice(store, rng, i)
-            trace = store[name]
-            trace.check()
-            assert trace.num_steps == len(canvases) - 1, name
-            for k, canvas in enumerate(canvases):
-                state = trace.state(k)
-                assert (state[: len(canvas)] == canvas).all(), (name, k)
-                assert (state[len(canvas) :] == trace.mask_id).all(), (name, k)
-            seen.update(strategy)
-            sizes.update(states=len(canvases), tokens=sum(map(len, canvases)))
-            sizes["longest"], sizes["most steps"] = (
-                max(sizes["longest"], trace.length),
-                max(sizes["most steps"], trace.num_steps),
-            )
-            revised += bool(len(trace.later))
-            if (i + 1) % 500 == 0:
-                print(f"{i + 1} traces, {sizes['states']:,} states compared", file=sys.stderr, flush=True)
-    return {
-        "traces": traces,
-        **sizes,
-        "with edits, remasks or refused drafts": revised,
-        "of": dict(sorted(seen.items())),
-    }
+    say(f"{options.traces} traces of {LENGTH} tokens in {STEPS} steps")
+    traces, lessons = samples(options.traces, options.tokenizer)
+    shape = f"{LENGTH} tokens, {STEPS} steps"
+    tables = []
 
+    def table(title: str, headings: dict[str, str], rows: list, text: str = "") -> list:
+        say(title)
+        tables.append(Table(title=title, headings=headings, rows=rows, text=text))
+        return rows
 
-def by_dice(store: Any, rng: np.random.Generator, number: int) -> tuple[str, list[str], Canvases]:
-    """A sampler made of dice, of any length and number of steps."""
-    from tests.trace.synthetic import anything
+    values: dict[str, Any] = {"traces": len(traces), "length": LENGTH, "steps": STEPS}
+    values["bytes"] = table(
+        "Traces: size", BYTES, records.sizes(traces, lessons), f"{len(traces)} traces of {shape}; file: all included."
+    )
+    values["microseconds"] = table(
+        "Traces: time", TIMES, records.times(traces, lessons, options.seconds), f"The fastest of many calls; {shape}."
+    )
+    values["start"] = table("Traces: start", STARTS, records.start(), "The least of ten runs, for each column.")
+    values["writes"] = table("Traces: writes", WRITES, records.writes(traces[: options.writes]))
+    if options.requests:
+        import dlm
 
-    made = anything(rng, LONGEST, MOST_STEPS, name=f"dice {number}")
-    store.put(made.trace)
-    return made.trace.request_id, ["dice"], made.canvases
+        rows = overhead.measure(dlm.load(options.model), options.requests, options.gen_length, say)
+        values["overhead"] = table("Traces: recording", OVERHEAD, rows, overhead.TEXT)
+    if options.peer_path is not None:
+        rows = difftrace.measure(options.peer_path, options.seconds, traces)
+        values["difftrace"] = table("Traces: DiffTrace", PEER, rows, difftrace.TEXT)
+    return values, tables
 
 
-def by_engine(store: Any, rng: np.random.Generator) -> Iterator[tuple[str, list[str], Canvases]]:
-    """Requests in batches, under settings at random; the canvases are those that the engine tells at each step."""
-    import dlm
-    from dlm.inference.request import StepEvent
-    from tests.inference.tiny import tiny_lm
-
-    lms = {kind: tiny_lm(4, spread=0.4, **fields) for kind, fields in MODELS.items()}
-    number = 0
-    for batch in count():
-        if batch % 20 == 0 and batch // 20 < len(LARGE):
-            kind, settings, holes = "bidirectional", dict(LARGE[batch // 20]), False
-        else:
-            kind, settings, holes = drawn(rng)
-        keep = [part for part in ("confidence", "topk", "digests") if rng.random() < 0.4]
-        mask, store.keep = MODELS[kind].get("mask_token_id", 63), tuple(keep)
-        prompts = [rng.integers(0, 60, int(rng.integers(1, 65))).tolist() for _ in range(int(rng.integers(1, 9)))]
-        if "rule" not in settings:  # a large one: alone
-            prompts = prompts[:1]
-        if holes:
-            prompts = [[mask if rng.random() < 0.4 else token for token in prompt] + [mask] for prompt in prompts]
-        names = [f"engine {number + i}" for i in range(len(prompts))]
-        canvases: dict[str, Canvases] = {name: [] for name in names}
-
-        def keep_canvases(event: StepEvent, canvases: dict[str, Canvases] = canvases) -> None:
-            for row, (name, length) in enumerate(zip(event.request_ids, event.lengths, strict=True)):
-                canvases[name].append(event.canvas[row, :length].numpy().copy())
-
-        decode = dlm.infill if holes else dlm.generate
-        decode(lms[kind], prompts, trace=store, request_ids=names, on_step=keep_canvases, **settings)
-        number += len(prompts)
-        tags = [
-            kind,
-            "infilling" if holes else "generation",
-            *(f"{key} {settings[key]}" for key in ("rule", "strategy", "cache") if key in settings),
-            *(key for key in ("edit_threshold", "remask_threshold", "cfg_scale") if key in settings),
-        ]
-        for name, prompt in zip(names, prompts, strict=True):
-            yield name, ["engine", *tags], [np.array(prompt), *canvases[name]]
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--states", type=int, metavar="N", help="record and replay N traces, and measure nothing")
+    add("--traces", type=int, default=10_000, metavar="N", help="traces stored for the sizes (10,000)")
+    add("--writes", type=int, default=2_000, metavar="N", help="traces written for each rate (2,000)")
+    add("--tokenizer", metavar="NAME", help="whose ids are stored; without it, 32,000 tokens are learnt first")
+    add("--model", default="pico", metavar="NAME", help="the model that is decoded with and without recording (pico)")
+    add("--requests", type=int, default=20, metavar="N", help="requests decoded so; 0: none (20)")
+    add("--gen-length", type=int, default=64, metavar="N", help="tokens, and steps, of each (64)")
+    add("--seconds", type=float, default=1.0, help="time to spend on each call that is timed, at least (1)")
+    add("--peer-path", type=Path, metavar="FOLDER", help="a checkout of DiffTrace: its code does the same beside ours")
+    add("--output", type=Path, default=RESULTS / "trace.json", metavar="FILE", help="JSON of all of it")
+    return parser.parse_args(argv)
 
 
-def drawn(rng: np.random.Generator) -> tuple[str, dict[str, Any], bool]:
-    """A kind of model, settings, and whether there are holes to fill."""
-    from dlm.diffusion.unmask import RULES
+def _where(options: argparse.Namespace) -> dict[str, Any]:
+    from dlm.evaluation.card import machine
 
-    def chance(p: float) -> bool:
-        return bool(rng.random() < p)
-
-    kind = str(rng.choice(list(MODELS), p=[0.5, 0.4, 0.1]))
-    block = 4 * int(np.exp(rng.uniform(0, np.log(16))))
-    blocks = int(np.exp(rng.uniform(0, np.log(8))))
-    settings: dict[str, Any] = {
-        "rule": str(rng.choice(list(RULES))),
-        "cache": str(rng.choice(CACHES[kind])),
-        "seed": int(rng.integers(1000)),
-        "temperature": float(rng.choice([0.0, 0.7, 1.5])),
-        "threshold": float(rng.uniform(0.1, 0.9)),
-    }
-    if kind == "causal":
-        return kind, {**settings, "gen_length": block, "rule": "low_confidence"}, False
-    holes = chance(0.25)
-    settings |= {"edit_threshold": 0.25} if chance(0.3) else {}
-    settings |= {"remask_threshold": 0.2} if chance(0.3) else {}
-    settings |= {"cfg_scale": 0.5} if chance(0.15) else {}
-    if holes:
-        return kind, {**settings, "steps": int(rng.integers(1, 12))}, True
-    settings |= {"strategy": "multi_block"} if chance(0.3) else {"strategy": "block"}
-    if kind == "block_causal":
-        block = 4
-    settings["block_length"] = block
-    if chance(0.2):
-        return kind, {**settings, "gen_length": "auto", "max_gen_length": block * blocks}, False
-    return kind, {**settings, "gen_length": block * blocks, "steps": blocks * int(rng.integers(1, block + 1))}, False
+    return {"machine": machine(), "options": {name: str(value) for name, value in vars(options).items()}}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`dlm-bench`: measure decoding, load, quality, kernels, training, tokenizer, traces. Knows no measurement: it asks and shows."""
+"""`dlm-bench`: measure decoding, load, quality, training and tokenizers."""
 
 import sys
 from collections.abc import Sequence
@@ -38,12 +38,6 @@ FLAGS = (
     Flag(name="--block-length", metavar="N", sets="infer.block_length", help="infer: tokens denoised together."),
     Flag(name="--denoising-steps", metavar="N", sets="infer.denoising_steps", help="infer: steps a block."),
     Flag(name="--skip-vanilla", sets="infer.skip_vanilla", help="infer: leave out plain decoding."),
-    Flag(
-        name="--peer-path",
-        metavar="FOLDER",
-        sets="trace.peer_path",
-        help="trace: a checkout of DiffTrace, whose code runs beside ours.",
-    ),
     Flag(name="--output", metavar="FILE", sets="output.file", help="Where the JSON goes (bench.json)."),
 )
 

@@ -56,9 +56,10 @@ def _main(argv: Sequence[str] | None) -> int:
     if not 0 < options.max_shard_size < 1e6:
         raise UserError(f"command line: --max-shard-size {options.max_shard_size:g}: a number of gigabytes above 0")
     import dlm
-    from dlm.models.export import check_folder, readers
+    from dlm.models.device import stored_dtype
     from dlm.models.finding import find
-    from dlm.models.loading import stored_dtype
+    from dlm.models.folder import check_folder
+    from dlm.models.saving import readers
 
     out, source = Path(options.to), find(options.folder)
     if not options.overwrite:

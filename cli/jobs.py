@@ -76,7 +76,7 @@ def _check_ids(jobs: Iterable[JobConfig]) -> None:
 def _check_sudoku(job: JobConfig, name: str) -> None:
     """Refuse a puzzle that is none, before a model is loaded for it."""
     if job.sudoku is not None:
-        from dlm.data.sudoku import parse_puzzle
+        from dlm.sudoku.text import parse_puzzle
 
         try:
             parse_puzzle(job.sudoku)

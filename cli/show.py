@@ -230,7 +230,8 @@ def _mask_id(lm: "LM") -> int:
 
 def _solution(lm: "LM", puzzle: str, answer: str) -> tuple[Any, Text]:
     """The finished grid, and whether it is a solution."""
-    from dlm.data.sudoku import check_solution, parse_puzzle
+    from dlm.sudoku.solver import check_solution
+    from dlm.sudoku.text import parse_puzzle
 
     given = parse_puzzle(puzzle)
     canvas = Canvas(_mask_id(lm))

@@ -59,7 +59,7 @@ def _work(config: TrainConfig, options: Options) -> None:
 
 
 def _prepare(config: TrainConfig, folder: str) -> None:
-    from dlm.data.shards import prepare
+    from dlm.data.preparing import prepare
     from dlm.data.tokenizer import load_tokenizer
     from dlm.models.finding import find_tokenizer
 

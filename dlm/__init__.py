@@ -14,10 +14,10 @@ if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from dlm.inference.generation import generate, infill
     from dlm.inference.request import Generation
     from dlm.models.config import ModelConfig
-    from dlm.models.export import save
     from dlm.models.finding import available
     from dlm.models.lm import LM
     from dlm.models.loading import load
+    from dlm.models.saving import save
     from dlm.models.transformer import Transformer
     from dlm.trace.store import TraceStore
     from dlm.training.loop import train
@@ -37,6 +37,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         "models",
         "prepare",
         "replay",
+        "sudoku",
         "trace",
         "training",
     },

@@ -18,11 +18,13 @@ from dlm.inference.engine import Engine
 from dlm.inference.recording import Recording, Store
 from dlm.inference.sequence import Sequence
 from dlm.lineage import KEY, Parents, fork_step, lineage, settings_of, stretches
-from dlm.models.lm import LM, require_lm
+from dlm.models.lm import LM
+from dlm.models.required import require_lm
 from dlm.reading import unread
+from dlm.trace.events import ACCEPT, GIVEN, MASK, REJECT, REPLACE, SET
 from dlm.trace.pieces import Pieces
 from dlm.trace.record import Recorder
-from dlm.trace.trace import ACCEPT, GIVEN, MASK, REJECT, REPLACE, SET, Trace
+from dlm.trace.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)

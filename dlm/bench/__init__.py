@@ -1,12 +1,5 @@
-"""What users measure with `dlm-bench`: decoding, load, quality, kernels, training, tokenizer, traces. Stands above every other room."""
+"""What users measure with `dlm-bench`: decoding, load, quality, training, tokenizers."""
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "answers": ["GRADERS", "Grade", "grade"],
-        "config": ["BenchConfig"],
-        "questions": ["Question", "load_questions"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={"config": ["BenchConfig"]})

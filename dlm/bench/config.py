@@ -1,4 +1,4 @@
-"""What `dlm-bench` is asked: which measurements, of which model, on what. Knows neither torch nor results."""
+"""The settings of `dlm-bench`: a section a measurement. Importing it costs no torch."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -21,12 +21,12 @@ class InferSection(Section):
     """[infer]: answers to a dataset's questions, by the engine and by plain decoding."""
 
     dataset: str = Field(
-        default="stdlib",
+        default="line",
         min_length=1,
-        description='JSONL file of question, answer, choices, source; "stdlib": held-out lines of Python.',
+        description='JSONL file of question, answer, choices, source; "line": held-out lines of Python.',
     )
     source: str | None = Field(default=None, description="Questions of this source only; none: all.")
-    num_samples: int | None = Field(default=None, ge=1, description="Questions at most; none: all (stdlib: 20).")
+    num_samples: int | None = Field(default=None, ge=1, description="Questions at most; none: all (line: 20).")
     skip_sample: int = Field(default=0, ge=0, description="Questions to leave out at the beginning.")
     max_tokens: int = Field(default=128, ge=1, description="Tokens to generate for each question, at most.")
     block_length: int | None = Field(
@@ -125,26 +125,6 @@ class QualitySection(Section):
         return self
 
 
-class KernelsSection(Section):
-    """[kernels]: the engine's inner loops alone, against the memory and the matrix products of this machine."""
-
-    query: int = Field(default=32, ge=1, description="Query positions of a span: the block.")
-    contexts: tuple[int, ...] = Field(default=(256, 1024), min_length=1, description="Cached keys of a span.")
-    batches: tuple[int, ...] = Field(default=(1, 8), min_length=1, description="Spans a launch.")
-    heads: int = Field(default=8, ge=1, description="Query heads.")
-    kv_heads: int = Field(default=4, ge=1, description="Key and value heads.")
-    head_dim: int = Field(default=64, ge=1, description="Width of a head.")
-    vocabulary: int = Field(default=8192, ge=2, description="Columns of the logits that confidence is read from.")
-    page_size: int = Field(default=32, ge=1, description="Positions in a page.")
-    seconds: float = Field(default=0.3, gt=0, description="Time to spend on each measurement, at least.")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> "KernelsSection":
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads = {self.heads} is not a multiple of kv_heads = {self.kv_heads}")
-        return self
-
-
 class TrainBenchSection(Section):
     """[train]: steps of a training config, their speed and their share of the machine's."""
 
@@ -167,24 +147,6 @@ class TokenizerBenchSection(Section):
     file: Path | None = Field(default=None, description="A UTF-8 text file; none: the standard library.")
 
 
-class TraceBenchSection(Section):
-    """[trace]: what traces cost: bytes, microseconds, writes a second, and time of the engine that records them."""
-
-    traces: int = Field(default=10_000, ge=200, description="Traces stored for the sizes.")
-    writes: int = Field(default=2_000, ge=30, description="Traces written for each rate.")
-    tokenizer: str | None = Field(
-        default=None,
-        min_length=1,
-        description="A tokenizer's or a model's folder, a bundled model, a hub id; none: 32,000 tokens are learnt first.",
-    )
-    requests: int = Field(default=20, ge=0, description="Requests decoded with and without recording; 0: none.")
-    gen_length: int = Field(default=64, ge=1, description="Tokens, and steps, of each.")
-    seconds: float = Field(default=1.0, gt=0, description="Time to spend on each call that is timed, at least.")
-    peer_path: Path | None = Field(
-        default=None, description="A checkout of DiffTrace: its code does the same beside ours, in this process."
-    )
-
-
 class OutputSection(Section):
     """[output]: where results go beside the tables."""
 
@@ -196,14 +158,12 @@ class OutputSection(Section):
 class BenchConfig(Section):
     """Everything `dlm-bench` reads. A measurement whose section is absent is left out, unless asked for by name."""
 
-    model: ModelSection = Field(default=ModelSection(), description="The model of [infer], [load] and [trace].")
+    model: ModelSection = Field(default=ModelSection(), description="The model of [infer] and [load].")
     engine: EngineConfig = Field(default=EngineConfig(), description="The engine that is measured.")
     infer: InferSection | None = Field(default=None, description="Answers to questions.")
     load: LoadSection | None = Field(default=None, description="The same as traffic.")
     quality: QualitySection | None = Field(default=None, description="Quality against TPF.")
-    kernels: KernelsSection | None = Field(default=None, description="Inner loops alone.")
     train: TrainBenchSection | None = Field(default=None, description="Training steps.")
     tokenizer: TokenizerBenchSection | None = Field(default=None, description="Text to tokens and back.")
-    trace: TraceBenchSection | None = Field(default=None, description="What traces cost.")
     output: OutputSection = Field(default=OutputSection(), description="Where results go.")
     threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads; none: torch's choice.")

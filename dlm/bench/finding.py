@@ -1,4 +1,4 @@
-"""What a measurement hands back: plain values, tables, and points of a plot. Knows no measurement and no file."""
+"""The result of a measurement: plain values, tables, and points of a plot."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

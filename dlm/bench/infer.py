@@ -1,6 +1,6 @@
 """A dataset's questions answered twice, by the engine and by plain decoding: speed, accuracy, and equal tokens.
 
-The report's keys are those of BlockInfer's benchmark, and more. Knows no decode rule and no kernel.
+The report's keys are those of BlockInfer's benchmark, and more.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlm.bench.answers import Grade, grade
 from dlm.bench.comparison import agreement, compare, notes_of, tables_of
 from dlm.bench.config import BenchConfig, InferSection
 from dlm.bench.finding import Finding, Say
 from dlm.bench.load import Arrivals, Engine, InFlight, Service, Together, serve
 from dlm.bench.peak import Peak
-from dlm.bench.questions import Question, load_questions, sources
-from dlm.data import chat
 from dlm.errors import UserError
+from dlm.evaluation.asking import prompt_ids
+from dlm.evaluation.questions import grade, load_questions, sources
+from dlm.evaluation.task import Grade, Question
 from dlm.inference.config import READ_BY, SAMPLER_READERS, EngineConfig, SamplerConfig
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def measure(config: BenchConfig, lm: "LM", say: Say, make_engine: MakeEngine | N
     s = config.infer or InferSection()
     make = make_engine or engine_of
     questions = load_questions(s.dataset, source=s.source, skip=s.skip_sample, limit=s.num_samples, seed=s.seed)
-    prompts = [prompt_of(lm, question) for question in questions]
+    prompts = [prompt_ids(lm, question) for question in questions]
     kinds = ", ".join(f"{count} {name or 'without source'}" for name, count in sources(questions).items())
     say(f"{len(questions)} questions ({kinds})")
     ours = _run(
@@ -86,14 +86,6 @@ def engine_of(lm: "LM", config: EngineConfig) -> Engine:
     from dlm.inference.engine import Engine
 
     return Engine.of(lm, config)
-
-
-def prompt_of(lm: "LM", question: Question) -> list[int]:
-    """The question's ids; as a user's turn where the model has a chat template of its own."""
-    tokenizer = lm.require_tokenizer()
-    if tokenizer.chat_template == chat.PLAIN:
-        return tokenizer.encode(question.prompt, special=False)
-    return lm.encode(lm.chat([{"role": "user", "content": question.prompt}]))
 
 
 def settings_of(lm: "LM", s: InferSection) -> dict[str, Any]:
@@ -148,7 +140,7 @@ def _run(
     with Peak(lm.device) as peak:
         service = serve(engine, prompts, settings, arrivals, tick=tick)
     grades = [
-        grade(served.result.text if served.result else "", q.answer, q.source, q.choices) if q.answer else None
+        grade(served.result.text if served.result else "", q)
         for served, q in zip(service.served, questions, strict=True)
     ]
     return Run(name=name, service=service, grades=grades, peak=peak.bytes)

@@ -1,7 +1,4 @@
-"""Requests arriving at an engine, all at once, at random times or so many at a time; and when each was answered.
-
-Knows neither what is asked nor whether it was answered well.
-"""
+"""Requests arriving at an engine, all at once, at random times or so many at a time; and when each was answered."""
 
 import time
 from collections.abc import Callable, Sequence

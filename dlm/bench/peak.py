@@ -1,4 +1,4 @@
-"""The most memory a stretch of work took. Knows nothing of the work."""
+"""The most memory that a `with` block took."""
 
 import resource
 import sys

@@ -1,13 +1,13 @@
-"""Quality against tokens a forward pass, drawn: a row a measure of quality, a column a strategy. Knows no measurement."""
+"""Quality against tokens a forward pass, drawn: a row a measure of quality, a column a strategy."""
 
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dlm.atomic import replacing
 from dlm.bench.finding import Point
 from dlm.bench.front import front
-from dlm.data.atomic import replacing
 from dlm.errors import UserError
 
 MARKERS, LINES = "os^Dv", ("-", "--", ":", "-.")

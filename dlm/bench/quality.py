@@ -1,4 +1,4 @@
-"""[quality]: quality against tokens a forward pass, for every rule, strategy and cache. Knows no task's inside."""
+"""[quality]: quality against tokens a forward pass, for every rule, strategy and cache."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from dlm.bench.finding import Finding, Point, Say, Table
 from dlm.bench.front import equal_quality, front
 from dlm.bench.infer import MakeEngine, engine_of
 from dlm.bench.load import Together, serve
-from dlm.bench.tasks import TASKS, Task, Verdict, options_of
+from dlm.bench.trials import TRIALS, Trial, Verdict, options_of
 from dlm.errors import UserError
-from dlm.evaluation.decoding import SCHEDULED
+from dlm.evaluation.filling import SCHEDULED
+from dlm.models.loading import load
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM
@@ -75,17 +76,15 @@ def ways(s: QualitySection) -> Iterator[Way]:
 
 def measure(config: BenchConfig, say: Say, make_engine: MakeEngine | None = None) -> Finding:
     """Every way on every task of every model: a table a model, all in one plot, and the two strategies at equal quality."""
-    import dlm
-
     s = config.quality or QualitySection()
     values: dict[str, Any] = {"quality": {}}
     tables: list[Table] = []
     points: list[Point] = []
     for name in s.models:
-        lm = dlm.load(getattr(s, name), dtype=config.model.dtype, device=config.model.device)
+        lm = load(getattr(s, name), dtype=config.model.dtype, device=config.model.device)
         rows: list[dict[str, Any]] = []
-        for kind in TASKS[name]:
-            found, drawn = _task(config, lm, kind(lm, s), make_engine or engine_of, say)
+        for kind in TRIALS[name]:
+            found, drawn = _ways(config, lm, kind(lm, s), make_engine or engine_of, say)
             rows += found
             points += drawn
         values["quality"][name] = rows
@@ -100,52 +99,52 @@ def measure(config: BenchConfig, say: Say, make_engine: MakeEngine | None = None
     return Finding(values=values, tables=tables, points=points)
 
 
-def _task(
-    config: BenchConfig, lm: "LM", task: Task, make: MakeEngine, say: Say
+def _ways(
+    config: BenchConfig, lm: "LM", trial: Trial, make: MakeEngine, say: Say
 ) -> tuple[list[dict[str, Any]], list[Point]]:
-    """The rows of one task, and their points."""
+    """The rows of one trial, and their points."""
     s = config.quality or QualitySection()
-    say(f"{task.name}: {len(task.prompts)} prompts")
+    say(f"{trial.name}: {len(trial.prompts)} prompts")
     rows: list[dict[str, Any]] = []
     drawn: list[tuple[dict[str, Any], Point]] = []
     for way in ways(s):
-        row = _one(config, lm, task, way, make)
+        row = _one(config, lm, trial, way, make)
         rows.append(row)
-        quality = "  ".join(str(row[key]) for key in task.measures if key in row)
+        quality = "  ".join(str(row[key]) for key in trial.measures if key in row)
         say(
             f"  {way.strategy:11s} {way.cache:6s} {way.label:24s} "
             + (row.get("error") or f"TPF {row['tpf']:.2f}  {quality}")
         )
-        drawn += [(row, point) for point in _points(task, row, way)]
-    for measure, name in task.measures.items():
-        own = [(row, point) for row, point in drawn if point.panel == _panel(task, measure)]
+        drawn += [(row, point) for point in _points(trial, row, way)]
+    for measure, name in trial.measures.items():
+        own = [(row, point) for row, point in drawn if point.panel == _panel(trial, measure)]
         best = front([point for _, point in own])
         for row, point in own:
             if point in best:
                 row["best"] = ", ".join(filter(None, (row.get("best"), name)))
-    if (truth := task.truth()) is not None:
-        rows.append({"task": task.name, "strategy": "–", "cache": "–", "rule": "the file itself", **_judged(truth)})
+    if (truth := trial.truth()) is not None:
+        rows.append({"task": trial.name, "strategy": "–", "cache": "–", "rule": "the file itself", **_judged(truth)})
     return rows, [point for _, point in drawn]
 
 
-def _one(config: BenchConfig, lm: "LM", task: Task, way: Way, make: MakeEngine) -> dict[str, Any]:
+def _one(config: BenchConfig, lm: "LM", trial: Trial, way: Way, make: MakeEngine) -> dict[str, Any]:
     """A row of the table; where the engine refuses the way, the row says why."""
-    row: dict[str, Any] = {"task": task.name, "strategy": way.strategy, "cache": way.cache, "rule": way.label}
+    row: dict[str, Any] = {"task": trial.name, "strategy": way.strategy, "cache": way.cache, "rule": way.label}
     seed = (config.quality or QualitySection()).seed
-    settings = [told | {"seed": seed} for told in options_of(task, way.strategy, way.rule, way.variant)]
+    settings = [told | {"seed": seed} for told in options_of(trial, way.strategy, way.rule, way.variant)]
     try:
         engine = make(lm, config.engine.with_cache(way.cache))
-        service = serve(engine, task.prompts, settings, Together())
+        service = serve(engine, trial.prompts, settings, Together())
     except UserError as error:
         return row | {"right": "not possible", "error": str(error)}
-    if len(service.answered) < len(task.prompts):
+    if len(service.answered) < len(trial.prompts):
         return row | {"right": "failed", "error": next(r.error for r in service.served if r.error is not None)}
     facts = service.facts()
     return row | {
         "tpf": round(facts["tpf"], 3),
         "nfe": round(facts["nfe"] / facts["num_prompts"], 1),
         "throughput": round(facts["throughput"], 1),
-        **_judged(task.judge([result for _, result in service.answered])),
+        **_judged(trial.judge([result for _, result in service.answered])),
     }
 
 
@@ -161,15 +160,15 @@ def _judged(verdict: Verdict) -> dict[str, Any]:
     return row
 
 
-def _panel(task: Task, measure: str) -> str:
-    return f"{task.name}: {task.measures[measure]}"
+def _panel(trial: Trial, measure: str) -> str:
+    return f"{trial.name}: {trial.measures[measure]}"
 
 
-def _points(task: Task, row: dict[str, Any], way: Way) -> Iterator[Point]:
+def _points(trial: Trial, row: dict[str, Any], way: Way) -> Iterator[Point]:
     where = {"facet": way.strategy, "series": way.rule, "kind": way.cache, "label": way.label, "tpf": row.get("tpf")}
-    if "right" in task.measures and (rate := row.get("right_facts")):
-        yield Point(panel=_panel(task, "right"), quality=rate["rate"], low=rate["low"], high=rate["high"], **where)
-    if "nats" in task.measures and (nats := row.get("nats_facts")):
+    if "right" in trial.measures and (rate := row.get("right_facts")):
+        yield Point(panel=_panel(trial, "right"), quality=rate["rate"], low=rate["low"], high=rate["high"], **where)
+    if "nats" in trial.measures and (nats := row.get("nats_facts")):
         value, error = nats["value"], nats["error"] or 0.0  # of one text it is not known
         ends = {"low": value - error, "high": value + error, "rises": False}
-        yield Point(panel=_panel(task, "nats"), quality=value, **ends, **where)
+        yield Point(panel=_panel(trial, "nats"), quality=value, **ends, **where)

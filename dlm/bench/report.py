@@ -1,4 +1,4 @@
-"""Findings made visible: tables on the screen or in Markdown, one JSON file, one plot. Knows no measurement."""
+"""Results made visible: tables on the screen or in Markdown, one JSON file, one plot."""
 
 import errno
 import json
@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlm.atomic import write_text
 from dlm.bench.config import BenchConfig
 from dlm.bench.finding import Finding, Point, Table
 from dlm.bench.plot import draw
-from dlm.data.atomic import write_text
 from dlm.errors import UserError
 from dlm.evaluation.table import markdown
 

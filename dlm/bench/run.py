@@ -15,10 +15,8 @@ SUBCOMMANDS = {
     "infer": ("infer", "load", "quality"),
     "load": ("load",),
     "quality": ("quality",),
-    "kernels": ("kernels",),
     "train": ("train",),
     "tokenizer": ("tokenizer",),
-    "trace": ("trace",),
 }
 """Word on the command line -> sections. The first is run in any case, others where the config has them."""
 
@@ -48,9 +46,9 @@ def measure(config: BenchConfig, section: str, say: Say) -> Finding:
 
 @cache
 def _lm(name: str, **placed: Any) -> "LM":
-    import dlm
+    from dlm.models.loading import load
 
-    return dlm.load(name, **placed)
+    return load(name, **placed)
 
 
 def _infer(config: BenchConfig, say: Say) -> Finding:
@@ -71,12 +69,6 @@ def _quality(config: BenchConfig, say: Say) -> Finding:
     return quality.measure(config, say)
 
 
-def _kernels(config: BenchConfig, say: Say) -> Finding:
-    from dlm.bench import kernels
-
-    return kernels.measure(config, say)
-
-
 def _train(config: BenchConfig, say: Say) -> Finding:
     from dlm.bench import train
 
@@ -89,18 +81,10 @@ def _tokenizer(config: BenchConfig, say: Say) -> Finding:
     return tokenizer.measure(config, say)
 
 
-def _trace(config: BenchConfig, say: Say) -> Finding:
-    from dlm.bench import trace
-
-    return trace.measure(config, lambda: _lm(**config.model.model_dump()), say)
-
-
 SECTIONS: dict[str, Callable[[BenchConfig, Say], Finding]] = {
     "infer": _infer,
     "load": _load,
     "quality": _quality,
-    "kernels": _kernels,
     "train": _train,
     "tokenizer": _tokenizer,
-    "trace": _trace,
 }

@@ -1,4 +1,4 @@
-"""[tokenizer]: how fast a tokenizer reads and writes text. Knows nothing of how it does."""
+"""[tokenizer]: how fast a tokenizer reads and writes text."""
 
 import time
 from collections.abc import Callable

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 from dlm.bench.config import BenchConfig, InferSection, LoadSection
 from dlm.bench.finding import Finding, Say, Table
-from dlm.bench.infer import MakeEngine, engine_of, prompt_of, settings_of, warm_up
+from dlm.bench.infer import MakeEngine, engine_of, settings_of, warm_up
 from dlm.bench.load import Arrivals, InFlight, Poisson, serve
-from dlm.bench.questions import load_questions
+from dlm.evaluation.asking import prompt_ids
+from dlm.evaluation.questions import load_questions
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM
@@ -32,7 +33,7 @@ def measure(config: BenchConfig, lm: "LM", say: Say, make_engine: MakeEngine | N
     s, load, make = config.infer or InferSection(), config.load or LoadSection(), make_engine or engine_of
     limit = load.requests if s.num_samples is None else min(s.num_samples, load.requests)
     questions = load_questions(s.dataset, source=s.source, skip=s.skip_sample, limit=limit, seed=s.seed)
-    prompts = list(islice(cycle(prompt_of(lm, question) for question in questions), load.requests))
+    prompts = list(islice(cycle(prompt_ids(lm, question) for question in questions), load.requests))
     settings = settings_of(lm, s)
     runs = []
     for name, arrivals in kinds(load, s.seed).items():

@@ -1,4 +1,4 @@
-"""[train]: a few steps of a training config, timed. Knows no objective: `dlm.training` runs them."""
+"""[train]: a few steps of a training config, timed."""
 
 import json
 import tempfile

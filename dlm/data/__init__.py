@@ -1,4 +1,4 @@
-"""Data: corpora, tokenizers, packing, resumable streams. Knows nothing of models; importing it imports nothing heavy."""
+"""Data: corpora, tokenizers, packing, resumable streams. Importing it costs nothing."""
 
 import lazy_loader
 
@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "config": ["DataConfig", "TokenizerConfig"],
         "loader": ["BatchLoader", "SampleStream"],
-        "shards": ["prepare"],
+        "preparing": ["prepare"],
         "source": ["build_stream"],
         "tokenizer": ["Tokenizer", "load_tokenizer"],
         "tokenizer_training": ["train_tokenizer"],

@@ -1,4 +1,4 @@
-"""What one rendering of a template may still do: its steps, and the characters that it makes. Knows no syntax.
+"""What one rendering of a template may still do: its steps, and the characters that it makes.
 
 Everything is accounted for before it is computed, and counted alike on every machine: no clock takes part.
 """

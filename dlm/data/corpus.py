@@ -1,4 +1,4 @@
-"""The corpus that needs no download: the running Python's own library sources. Knows nothing of tokens or tensors."""
+"""The corpus that needs no download: the running Python's own library sources."""
 
 import platform
 import sysconfig

@@ -1,4 +1,4 @@
-"""From rows (text or conversations) to documents (ids and, perhaps, a prompt mask). Knows no files and no lengths."""
+"""From rows (text or conversations) to documents (ids and, perhaps, a prompt mask)."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

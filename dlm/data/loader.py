@@ -1,4 +1,4 @@
-"""Batches of a stream for one rank, and the exact position to go on from. Knows nothing of where samples come from."""
+"""Batches of a stream for one rank, and the exact position to go on from."""
 
 import queue
 import threading
@@ -8,7 +8,7 @@ from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 import numpy as np
 import torch
 
-from dlm.data.packing import Sample
+from dlm.data.samples import Sample
 from dlm.errors import UserError
 
 

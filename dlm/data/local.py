@@ -1,4 +1,4 @@
-"""Files on this machine: text and JSON lines, as rows. Knows nothing of tokens; errors name the file and the line."""
+"""Files on this machine: text and JSON lines, as rows. Errors name the file and the line."""
 
 import glob
 import json

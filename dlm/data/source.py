@@ -1,4 +1,4 @@
-"""Which source a config names, and the stream of samples it becomes. Knows no format itself."""
+"""Which source a config names, and the stream of samples it becomes."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -132,7 +132,7 @@ def _hash(rows: Iterator[Row], fields: tuple[str, ...]) -> str:
 
 
 def _sudoku(config: DataConfig, length: int, split: str, seed: int) -> "SampleStream":
-    from dlm.data.sudoku import SudokuStream
+    from dlm.sudoku.stream import SudokuStream
 
     if length != SudokuStream.length:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Hugging Face `datasets`: rows of a hub or local dataset, and a stream of them that resumes exactly. Knows no packing rule."""
+"""Hugging Face `datasets`: rows of a hub or local dataset, and a stream of them that resumes exactly."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from dlm.data.config import DataConfig
 from dlm.data.documents import Row, columns, encode_rows, end_of_text
 from dlm.data.local import find_files, split_paths
-from dlm.data.packing import PACKERS, Sample, sample_of
+from dlm.data.samples import PACKERS, Sample, sample_of
 from dlm.data.split import Split
 from dlm.data.table import mix
 from dlm.data.tokenizer import Tokenizer

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.data.atomic import new_folder
+from dlm.atomic import new_folder
 from dlm.data.documents import Document
-from dlm.data.packing import Sample, pad_row, sample_of
+from dlm.data.samples import Sample, pad_row, sample_of
 from dlm.errors import UserError
 
 FORMAT = 1  # raised when the cached arrays change their meaning

@@ -1,4 +1,4 @@
-"""Jinja templates under limits: they come with checkpoints, so anyone may have written them. Knows no conversations."""
+"""Jinja templates under limits: they come with checkpoints, so anyone may have written them."""
 
 import json
 import re

@@ -13,8 +13,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from dlm.atomic import write_text
 from dlm.data import chat
-from dlm.data.atomic import write_text
 from dlm.data.json_file import read_object
 from dlm.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Learning a byte-level BPE from documents, and writing it as a folder. Knows nothing of models."""
+"""Learning a byte-level BPE from documents, and writing it as a folder."""
 
 import json
 import subprocess
@@ -13,8 +13,8 @@ from typing import IO
 
 import tokenizers
 
+from dlm.atomic import check_writable, write_text
 from dlm.data import chat
-from dlm.data.atomic import check_writable, write_text
 from dlm.data.config import TokenizerConfig, special_names
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError

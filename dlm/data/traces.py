@@ -1,4 +1,4 @@
-"""Traces as training data: what decoders wrote, and when they committed each token. Knows no model and no decoding."""
+"""Traces as training data: what decoders wrote, and when they committed each token."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,8 @@ from dlm.data.split import Split
 from dlm.data.table import TokenTable
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
-from dlm.trace.trace import GIVEN, REDACTED, REPLACE, Trace
+from dlm.trace.events import GIVEN, REDACTED, REPLACE
+from dlm.trace.trace import Trace
 
 PATTERNS = ("*.db", "*.parquet", "*.jsonl")
 

@@ -1,4 +1,4 @@
-"""What the cards of models trained on Sudoku and on Python say in words. Knows no figure of any model."""
+"""What the cards of models trained on Sudoku and on Python say in words."""
 
 from collections.abc import Callable
 
@@ -16,11 +16,11 @@ def about_sudoku(name: str) -> About:
         use=f'```python\nimport dlm\n\nlm = dlm.load("{name}")\n'
         'puzzle = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"\n'
         'print(dlm.infill(lm, [lm.encode(puzzle)], rule="margin")[0].text)\n```',
-        data="Puzzles from the project's own generator (`dlm.data.sudoku`), each with exactly one solution, scrambled by Sudoku's "
+        data="Puzzles from the project's own generator (`dlm.sudoku`), each with exactly one solution, scrambled by Sudoku's "
         "symmetries as they are drawn. A quarter of all symmetry classes, chosen by a hash that no symmetry changes, is held "
         "out; no training puzzle is of a held-out class.",
         limits="It is a network, not a solver: nothing makes it keep the rules, and an answer may break them. "
-        "Check it with `dlm.data.sudoku.check_solution`. Puzzles with fewer or more empty cells than those measured, with no "
+        "Check it with `dlm.sudoku.check_solution`. Puzzles with fewer or more empty cells than those measured, with no "
         "solution or with several, were not measured. It knows nothing but Sudoku.",
         tags=("sudoku",),
     )

@@ -73,7 +73,7 @@ def measure_bound(
     seed: int = 0,
 ) -> BoundResult:
     """The bound over `sequences` of the held-out split of `data`, or over all of it where it has fewer."""
-    from dlm.models.lm import require_lm
+    from dlm.models.required import require_lm
     from dlm.training.validate import HeldOut
 
     require_lm(lm, "measure_bound()")

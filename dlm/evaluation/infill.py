@@ -1,4 +1,4 @@
-"""Single-line infilling: how often the line comes back, and how often the file still parses. Knows no sampler's inside.
+"""Single-line infilling: how often the line comes back, and how often the file still parses.
 
 A window of `length` tokens is shown: the hole, and as much of both sides as fits. Oracle: the hole has the true line's
 number of tokens. Given: that number rounded up to a multiple of 8, as a user who guesses generously would give; the
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlm.errors import UserError
-from dlm.evaluation.decoding import Decoding, Tick, decode
+from dlm.evaluation.filling import Filling, Tick, fill
 from dlm.evaluation.lines import LineTask, parses
 from dlm.evaluation.rate import Rate
 
@@ -24,7 +24,7 @@ ROUND = 8
 HOLES: dict[Hole, Callable[[int], int]] = {"oracle": lambda n: n, "given": lambda n: -(-n // ROUND) * ROUND}
 CHARACTERS = 16  # a token; only texts longer than this allows are cut before they are tokenised
 
-DEFAULT = Decoding(rule="low_confidence")
+DEFAULT = Filling(rule="low_confidence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,21 +108,21 @@ def evaluate_infill(
     tasks: Sequence[LineTask],
     *,
     hole: Hole = "oracle",
-    decoding: Decoding = DEFAULT,
+    decoding: Filling = DEFAULT,
     length: int = 256,
     batch_size: int = 32,
     seed: int = 0,
     tick: Tick | None = None,
 ) -> InfillResult:
     """Fill each task's line with `dlm.infill` and judge the answers."""
-    from dlm.models.lm import require_lm
+    from dlm.models.required import require_lm
 
     require_lm(lm, "evaluate_infill()")
     if not tasks:
         raise UserError("no lines to fill in: give at least one task")
     started = time.perf_counter()
     windows = [window(lm, task, length, hole) for task in tasks]
-    generations = decode(lm, [w.ids for w in windows], decoding, batch_size=batch_size, seed=seed, tick=tick)
+    generations = fill(lm, [w.ids for w in windows], decoding, batch_size=batch_size, seed=seed, tick=tick)
     seconds = time.perf_counter() - started
     answers = [answer_of(lm, g.tokens, w.lead) for g, w in zip(generations, windows, strict=True)]
     grades = tuple(grade(task, answer) for task, answer in zip(tasks, answers, strict=True))

@@ -1,4 +1,4 @@
-"""Single lines of source to fill in: from held-out files, or a file in HumanEval's infilling format. Knows no model."""
+"""Single lines of source to fill in: from held-out files, or a file in HumanEval's infilling format."""
 
 import ast
 import gzip

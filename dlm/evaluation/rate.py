@@ -1,4 +1,4 @@
-"""A share of successes and how far chance may have moved it. Knows nothing of what was counted."""
+"""A share of successes and how far chance may have moved it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dlm.diffusion.bound import estimate
 from dlm.errors import UserError
-from dlm.models.lm import LM, require_lm
+from dlm.models.lm import LM
+from dlm.models.required import require_lm
 from dlm.training.scoring import need_token, sequence_nats
 
 

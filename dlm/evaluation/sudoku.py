@@ -1,4 +1,4 @@
-"""Sudoku solved by infilling: exact-solution rate by empty cells, rule and tokens a forward. Knows no sampler's inside."""
+"""Sudoku solved by infilling: exact-solution rate by empty cells, rule and tokens a forward."""
 
 import time
 from collections.abc import Sequence
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlm.data.sudoku import MASK_ID, Grid, check_solution, generate_puzzles
 from dlm.errors import UserError
-from dlm.evaluation.decoding import Decoding, Tick, decode
+from dlm.evaluation.filling import Filling, Tick, fill
 from dlm.evaluation.rate import Rate
+from dlm.sudoku.puzzles import generate_puzzles
+from dlm.sudoku.solver import Grid, check_solution
+from dlm.sudoku.text import MASK_ID
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM
@@ -19,23 +21,23 @@ BANDS = ((30, 35), (36, 40), (41, 45), (46, 50), (51, 55))
 EASY = (30, 45)  # the range that the bundled model promises something for
 
 MAIN = (
-    Decoding(rule="random"),
-    Decoding(rule="low_confidence"),
-    Decoding(rule="margin"),
-    Decoding(rule="threshold", options={"threshold": 0.9}),
+    Filling(rule="random"),
+    Filling(rule="low_confidence"),
+    Filling(rule="margin"),
+    Filling(rule="threshold", options={"threshold": 0.9}),
 )
 """The rules at their most careful: one token a step, and the usual threshold."""
 
 SWEEP = (
-    Decoding(rule="entropy"),
+    Filling(rule="entropy"),
     # The same network, made to write from left to right: what the free order is worth.
-    Decoding(rule="low_confidence", options={"block_length": 1}, name="left to right 1/step"),
-    *(Decoding(rule=rule, tokens_per_step=k) for rule in ("random", "margin") for k in (2, 4, 8)),
-    *(Decoding(rule="threshold", options={"threshold": t}) for t in (0.5, 0.7, 0.8, 0.95, 0.99)),
-    *(Decoding(rule="factor", options={"factor": f}) for f in (0.1, 0.3, 1.0)),
-    *(Decoding(rule="entropy_bound", options={"gamma": g}) for g in (0.01, 0.1, 0.5)),
-    Decoding(rule="hierarchical", options={"threshold": 0.9, "tau_low": 0.5}),
-    Decoding(rule="credit", options={"threshold": 0.9}),
+    Filling(rule="low_confidence", options={"block_length": 1}, name="left to right 1/step"),
+    *(Filling(rule=rule, tokens_per_step=k) for rule in ("random", "margin") for k in (2, 4, 8)),
+    *(Filling(rule="threshold", options={"threshold": t}) for t in (0.5, 0.7, 0.8, 0.95, 0.99)),
+    *(Filling(rule="factor", options={"factor": f}) for f in (0.1, 0.3, 1.0)),
+    *(Filling(rule="entropy_bound", options={"gamma": g}) for g in (0.01, 0.1, 0.5)),
+    Filling(rule="hierarchical", options={"threshold": 0.9, "tau_low": 0.5}),
+    Filling(rule="credit", options={"threshold": 0.9}),
 )
 """Other rules, and the price of more tokens a step."""
 
@@ -122,14 +124,14 @@ HEADINGS = {
 def evaluate_sudoku(
     lm: "LM",
     puzzles: Puzzles,
-    decoding: Decoding,
+    decoding: Filling,
     *,
     batch_size: int = 64,
     seed: int = 0,
     tick: Tick | None = None,
 ) -> SudokuResult:
     """Solve every puzzle with `dlm.infill` and check each answer against the rules and the givens."""
-    from dlm.models.lm import require_lm
+    from dlm.models.required import require_lm
 
     require_lm(lm, "evaluate_sudoku()")
     if not is_sudoku_model(lm):
@@ -139,7 +141,7 @@ def evaluate_sudoku(
         )
     started = time.perf_counter()
     canvases = np.where(puzzles.puzzles == 0, MASK_ID, puzzles.puzzles).astype(int).tolist()
-    generations = decode(lm, canvases, decoding, batch_size=batch_size, seed=seed, tick=tick)
+    generations = fill(lm, canvases, decoding, batch_size=batch_size, seed=seed, tick=tick)
     seconds = time.perf_counter() - started
     answers = puzzles.puzzles.astype(int)
     for answer, generation in zip(answers, generations, strict=True):
@@ -170,7 +172,7 @@ def grade(
 
 
 def is_sudoku_model(lm: "LM") -> bool:
-    """Whether a model has a token a cell, as `dlm.data.sudoku.sudoku_tokenizer` has them."""
+    """Whether a model has a token a cell, as `dlm.sudoku.sudoku_tokenizer` has them."""
     return lm.mask_id == MASK_ID and lm.tokenizer is not None and lm.encode("123456789") == list(range(1, 10))
 
 

@@ -1,4 +1,4 @@
-"""Rows of results as a Markdown table. Knows nothing of what they mean."""
+"""Rows of results as a Markdown table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlm.inference.plan import Block
-from dlm.inference.request import Outcome, Request
-
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dlm.inference.plan import Block
+    from dlm.inference.request import Request
 
 GAP = -1
 """Stands in `columns` between positions that are no neighbours."""
@@ -51,7 +51,7 @@ class Canvas:
     Decode rules work on columns.
     """
 
-    def __init__(self, request: Request, capacity: int, mask_id: int) -> None:
+    def __init__(self, request: "Request", capacity: int, mask_id: int) -> None:
         given = len(request.ids)
         self.mask_id = mask_id
         self.tokens = np.full(capacity, mask_id, np.int64)
@@ -109,7 +109,7 @@ class Canvas:
             return self.columns != GAP
         return np.isin(self.columns, np.concatenate([block.positions for block in self.open if not block.closed]))
 
-    def open_block(self, block: Block, step: int) -> bool:
+    def open_block(self, block: "Block", step: int) -> bool:
         """Begin to denoise a block; whether the network is shown more positions than before."""
         self.open.append(OpenBlock(np.asarray(block.positions, np.int64), block.steps, step))
         self._lay_out()
@@ -157,10 +157,6 @@ class Canvas:
             end = min(end, until)
         masks = np.flatnonzero(self.masked[start:end])
         return self.tokens[start : start + masks[0] if len(masks) else end].tolist()
-
-    def outcome(self, nfe: int) -> Outcome:
-        """The canvas as it is."""
-        return Outcome(ids=self.tokens[: self.length].tolist(), when=self.when[: self.length].tolist(), nfe=nfe)
 
     def after(self, decision: Decision) -> np.ndarray:
         """A copy of the tokens shown to the network, as they will be when `decision` is applied."""

@@ -15,7 +15,8 @@ from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
 from dlm.inference.request import Request
 from dlm.inference.strategies import STRATEGIES
-from dlm.models.lm import LM, require_lm
+from dlm.models.lm import LM
+from dlm.models.required import require_lm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,9 @@ from dlm.inference.request import Generation, Interrupted, StepEvent
 from dlm.inference.sequence import Script, Sequence
 from dlm.inference.spans import cache_of
 from dlm.inference.texts import TextStream, partial_of
-from dlm.models.lm import LM, require_lm
+from dlm.models.lm import LM
 from dlm.models.packing import pack
+from dlm.models.required import require_lm
 from dlm.models.subnormals import subnormals_as_zeros
 
 OnStep = Callable[[StepEvent], None]

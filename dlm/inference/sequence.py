@@ -182,7 +182,8 @@ class Sequence:
 
     def outcome(self) -> Outcome:
         """The canvas as it is."""
-        return self.canvas.outcome(self.nfe)
+        canvas, shown = self.canvas, self.canvas.length
+        return Outcome(ids=canvas.tokens[:shown].tolist(), when=canvas.when[:shown].tolist(), nfe=self.nfe)
 
     def settled(self, start: int) -> Sized[int]:
         """Generated tokens from `start` on that will not change any more, as far as there is no gap in them."""

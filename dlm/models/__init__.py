@@ -8,11 +8,11 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "attention": ["AttentionSpec"],
         "config": ["ModelConfig", "MoEConfig"],
         "converting": ["convert"],
-        "export": ["save"],
         "families": ["FAMILIES", "Family"],
         "finding": ["available"],
         "lm": ["LM"],
         "loading": ["load"],
+        "saving": ["save"],
         "transformer": ["Transformer"],
     },
 )

@@ -1,11 +1,11 @@
-"""LoRA adapters on a network, through peft: attach, save alone, load, merge. Knows nothing of training."""
+"""LoRA adapters on a network, through peft: attach, load, merge. `saving` writes them."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from dlm.errors import UserError
@@ -13,13 +13,14 @@ from dlm.models.adapter_settings import check_weights, lora_settings
 from dlm.models.attention import Attention
 from dlm.models.converting import convert
 from dlm.models.families import config_from_hub
-from dlm.models.lm import LM
 from dlm.models.quantise import is_quantised, quiet
 from dlm.models.settings import read_json
 from dlm.models.transformer import MLP, Transformer
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+
+    from dlm.models.lm import LM
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -75,19 +76,6 @@ def is_adapted(network: nn.Module) -> bool:
     return hasattr(network, "peft_config")
 
 
-def save(lm: LM, folder: Path, *, dtype: str = "float32", overwrite: bool = False) -> None:
-    """The adapters alone, in peft's format, with config and tokenizer of what they were trained on."""
-    from dlm.models.export import DTYPES, portable, replacing, write_settings  # which imports this file
-
-    found = require().get_peft_model_state_dict(lm.network, save_embedding_layers=False)
-    weights = {OUTER + name: w.detach().to("cpu", DTYPES[dtype]).contiguous() for name, w in found.items()}
-    settings: Any = lm.network.peft_config
-    with replacing(folder, overwrite) as work:
-        write_settings(lm, portable(lm.config), work, lm.dtype)
-        save_file(weights, work / WEIGHTS)
-        settings["default"].save_pretrained(str(work))
-
-
 def base_of(folder: Path) -> str | None:
     """The model that the adapter in `folder` belongs to; None where there is no adapter, or whole weights beside it."""
     if not (folder / SETTINGS).is_file() or any(folder.glob("model*.safetensors")):
@@ -98,7 +86,7 @@ def base_of(folder: Path) -> str | None:
     return base
 
 
-def load(lm: LM, folder: Path, merged: bool = True) -> None:
+def load(lm: "LM", folder: Path, merged: bool = True) -> None:
     """Attach the adapters in `folder` to their base model, in place, or merge them into it.
 
     A base that training converted (another attention, a mask token) is converted here in the same way.

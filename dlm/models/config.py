@@ -1,4 +1,4 @@
-"""What a network is made of, as data. Knows no tensors: this module must import without torch."""
+"""What a network is made of, as data. Imports without torch."""
 
 from typing import Annotated, Any, Literal, Self
 

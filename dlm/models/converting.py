@@ -1,4 +1,6 @@
-"""An autoregressive network as a diffusion model: who sees whom, and a mask token. Knows no training and no files."""
+"""An autoregressive network as a diffusion model: who sees whom, and a mask token."""
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -6,10 +8,13 @@ from torch import Tensor, nn
 from dlm.errors import UserError
 from dlm.models.attention import AttentionSpec
 from dlm.models.config import MOST_BLOCK, AttentionKind
-from dlm.models.lm import LM, require_lm
+from dlm.models.required import require_lm
+
+if TYPE_CHECKING:
+    from dlm.models.lm import LM
 
 
-def convert(lm: LM, attention: AttentionKind = "bidirectional", block_length: int | None = None) -> LM:
+def convert(lm: "LM", attention: AttentionKind = "bidirectional", block_length: int | None = None) -> "LM":
     """Change who sees whom, in place, and return the model; with sight of what follows comes a mask token.
 
     `dlm.models.convert(dlm.load("Qwen/Qwen3-0.6B"))` is what training with `train.init_from` starts from: the same
@@ -31,7 +36,7 @@ def convert(lm: LM, attention: AttentionKind = "bidirectional", block_length: in
     return lm
 
 
-def _add_mask(lm: LM) -> None:
+def _add_mask(lm: "LM") -> None:
     """Name a mask token; a row of its own that was never trained becomes the mean of the tokens' rows."""
     network, rows, known = lm.network, lm.config.vocab_size, lm.tokenizer
     if known is not None:
@@ -56,6 +61,6 @@ def _with_mean(weight: Tensor, row: int) -> nn.Parameter:
     return nn.Parameter(torch.cat((weight[:row], mean, weight[row + 1 :])))
 
 
-def _configure(lm: LM, **changes: object) -> None:
+def _configure(lm: "LM", **changes: object) -> None:
     config = lm.config.model_copy(update=changes)
     lm.network.config, lm.network.attention = config, AttentionSpec.of(config)

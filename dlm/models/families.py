@@ -1,4 +1,4 @@
-"""The checkpoint families: how each spells its configuration and its weights. Knows neither files nor torch."""
+"""The checkpoint families: how each spells its configuration and its weights."""
 
 import reprlib
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from dlm.errors import UserError
 from dlm.models.config import AttentionKind, ModelConfig
-from dlm.models.layout import Names
+from dlm.models.hub_tensors import Names
 from dlm.models.settings import Settings, first_id
 from dlm.models.spelling import (
     read_dlm,

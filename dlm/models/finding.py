@@ -1,4 +1,4 @@
-"""Where a checkpoint is: in the package, in a folder, or on the hub. Knows nothing of what is inside."""
+"""Where a checkpoint is: in the package, in a folder, or on the hub."""
 
 import difflib
 import re

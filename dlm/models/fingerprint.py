@@ -1,4 +1,4 @@
-"""Which weights these are: a digest that traces carry and re-runs compare. Knows nothing of traces."""
+"""Which weights these are: a digest that traces carry and re-runs compare."""
 
 from collections.abc import Iterable
 from hashlib import blake2b

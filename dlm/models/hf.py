@@ -18,12 +18,12 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from dlm.errors import UserError
 from dlm.models.config import ModelConfig
-from dlm.models.export import NATIVE, hub_settings, portable
 from dlm.models.families import FAMILIES, config_from_hub
-from dlm.models.layout import hub_layout
+from dlm.models.hub_tensors import hub_layout
 from dlm.models.lm import LM
 from dlm.models.packing import align
 from dlm.models.portable import hub_code
+from dlm.models.saving import NATIVE, hub_settings, portable
 from dlm.models.transformer import Transformer
 
 FUSED = ("llada_moe", "llada2_moe")

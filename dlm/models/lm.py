@@ -1,9 +1,7 @@
-"""A language model as users hold it: network, tokenizer and special tokens. Knows nothing of sampling or training."""
+"""`LM`, what `dlm.load` returns: a network with its tokenizer and special tokens."""
 
 from __future__ import annotations
 
-import json
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,29 +14,17 @@ from torch import Tensor, nn
 from dlm.errors import UserError
 from dlm.models.attention import AttentionSpec
 from dlm.models.config import ModelConfig
+from dlm.models.device import DTYPES, pick_device, pick_dtype
+from dlm.models.quantise import is_quantised
+from dlm.models.required import Model, require_lm
 from dlm.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from dlm.data.tokenizer import Tokenizer
 
 
-def require_lm(value: Any, where: str) -> None:
-    """An error where something else stands for a model: a name, a folder, a bare network; `where` is the caller."""
-    if isinstance(value, LM):
-        return
-    if isinstance(value, str | Path):
-        given, fix = f"{str(value)!r}, the name of a model", f"dlm.load({json.dumps(str(value), ensure_ascii=False)})"
-    elif isinstance(value, Transformer):
-        given, fix = "a network without its tokenizer", "dlm.LM(network, tokenizer)"
-    elif isinstance(value, nn.Module):
-        given, fix = f"a module ({type(value).__name__})", "dlm.load(folder), or dlm.models.hf.unwrap(model)"
-    else:
-        given, fix = f"{reprlib.repr(value)} ({type(value).__name__})", "dlm.load(name)"
-    raise UserError(f"{where}: expected a loaded model, not {given}: use {fix}")
-
-
 @dataclass(eq=False)
-class LM:
+class LM(Model):
     """What `dlm.load` returns. `tokenizer` is None when the checkpoint has none."""
 
     network: Transformer
@@ -135,9 +121,6 @@ class LM:
         `target` is either of them. An `Engine` made before keeps its pages where they were: make a new one. Raises
         UserError for devices and dtypes that cannot be used, and for a new dtype of quantised weights.
         """
-        from dlm.models.loading import DTYPES, pick_device, pick_dtype
-        from dlm.models.quantise import is_quantised
-
         if isinstance(target, torch.dtype) or (isinstance(target, str) and target.removeprefix("torch.") in DTYPES):
             dtype = dtype or target
         elif target is not None:
@@ -159,9 +142,9 @@ class LM:
 
     def save(self, folder: str | Path, family: str | None = None, **options: Any) -> None:
         """`dlm.save(self, folder, …)`, without modelling code unless code=True; unmerged adapters are written alone."""
-        from dlm.models import export
+        from dlm.models.saving import save
 
-        export.save(self, folder, family, **{"code": False, **options})
+        save(self, folder, family, **{"code": False, **options})
 
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.network.parameters())

@@ -1,4 +1,4 @@
-"""The layers' matrices in 4 or 8 bits, through bitsandbytes. Knows nothing of adapters, files or training."""
+"""The layers' matrices in 4 or 8 bits, through bitsandbytes."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A checkpoint's config.json while it is read, with errors that name the key. Knows nothing of any family."""
+"""A checkpoint's config.json while it is read, with errors that name the key."""
 
 import math
 import reprlib

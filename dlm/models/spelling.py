@@ -1,4 +1,4 @@
-"""How each family spells its configuration, read and written. Knows neither weights nor files."""
+"""How each family spells its configuration, read and written."""
 
 import reprlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `dlm-prepare trajectories` is asked: which teacher, how it decodes, which prompts. Knows neither torch nor files."""
+"""The settings of `dlm-prepare trajectories`: which teacher, how it decodes, which prompts."""
 
 from typing import Literal
 

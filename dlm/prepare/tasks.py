@@ -10,7 +10,7 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from dlm.data.documents import end_of_text
-from dlm.data.packing import Sample
+from dlm.data.samples import Sample
 from dlm.inference.canvas import Decision
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.plan import Plan

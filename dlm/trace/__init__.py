@@ -1,4 +1,4 @@
-"""The trace: every denoising step of a request, stored for certain, replayed exactly. Knows no model; imports no torch."""
+"""The trace: every denoising step of a request, stored for certain, replayed exactly. Importing it costs no torch."""
 
 import lazy_loader
 
@@ -6,14 +6,16 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "assemble": ["from_events", "from_map", "from_states"],
+        "batch": ["BatchRecorder"],
         "codec": ["CorruptTrace", "decode", "encode"],
         "config": ["TraceConfig"],
         "compare": ["Diff", "diff"],
+        "events": ["ACCEPT", "MASK", "REJECT", "REPLACE", "SET", "Event"],
         "pieces": ["Pieces"],
         "reader": ["UnknownTrace"],
-        "record": ["BatchRecorder", "Recorder"],
+        "record": ["Recorder"],
         "store": ["TraceStore"],
-        "trace": ["ACCEPT", "MASK", "REJECT", "REPLACE", "SET", "Event", "Trace"],
+        "trace": ["Trace"],
         "view": ["page"],
         "writer": ["DuplicateTrace"],
     },

@@ -1,4 +1,4 @@
-"""Traces out of what a sampler has at hand: events, a step map, or all its canvases. Knows neither files nor models."""
+"""Traces out of what a sampler has at hand: events, a step map, or all its canvases."""
 
 from __future__ import annotations
 
@@ -10,20 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.trace.trace import (
-    ACCEPT,
-    GIVEN,
-    MASK,
-    NEVER,
-    NO_EVENTS,
-    NO_GROWTH,
-    NO_MASK,
-    REJECT,
-    REPLACE,
-    SET,
-    Later,
-    Trace,
-)
+from dlm.trace.events import ACCEPT, GIVEN, MASK, NEVER, NO_EVENTS, NO_GROWTH, NO_MASK, REJECT, REPLACE, SET, Later
+from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
     from jaxtyping import Int

@@ -1,4 +1,4 @@
-"""A trace as a record of bytes and back, its content's digest checked at every read. Knows no store; runs nothing it reads.
+"""A trace as a record of bytes and back, its content's digest checked at every read. Nothing that is read is run.
 
 A record is: format (one byte), BLAKE2b-128 of the content in canonical form, one zstd frame. The frame holds counts as
 varints, the request's own facts as JSON, and columns; bit-packed ones where that is smaller, else byte planes.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from hashlib import blake2b
 from threading import get_ident
 from typing import Any
 
@@ -18,8 +17,10 @@ import zstandard
 
 from dlm.errors import UserError
 from dlm.trace.columns import PACKED_LIMIT, Broken, Reader, Writer
-from dlm.trace.facts import DIGEST, Facts, facts, facts_digest
-from dlm.trace.trace import GIVEN, NEVER, NO_EVENTS, NO_GROWTH, REDACTED, Later, Trace
+from dlm.trace.digests import digest
+from dlm.trace.events import GIVEN, NEVER, NO_EVENTS, NO_GROWTH, REDACTED, Later
+from dlm.trace.facts import DIGEST, Facts, facts
+from dlm.trace.trace import Trace
 
 FORMAT = 1
 HEAD = 1 + DIGEST
@@ -77,30 +78,6 @@ def decode(
     except (Broken, ValueError, LookupError, zstandard.ZstdError) as error:
         raise CorruptTrace(f"trace {request_id[:60]!r}: its record is damaged: {error}") from None
     return trace
-
-
-def digest(trace: Trace) -> bytes:
-    """BLAKE2b-128 of all that a trace says, whatever form it is stored in."""
-    later, name, own = trace.later, trace.request_id.encode(), facts(trace.own)
-    options = [trace.accepted, trace.confidence, trace.topk_tokens, trace.topk_logits]
-    options = [option for option in options if option is not None]
-    shapes = [(option.dtype.str, option.shape) for option in options] if options else ""
-    m, g = len(later.step), len(trace.growth)
-    sizes = f"({len(name)}, {len(own)}, {m}, {g}, {len(trace.digests)})"
-    head = f"{trace.mask_id} {trace.num_steps} {len(trace.first_step)} {sizes}{shapes}"
-    total = blake2b(
-        b"".join((head.encode(), name, own, facts_digest(trace.context), trace.digests)), digest_size=DIGEST
-    )
-    total.update(trace.first_step.data)
-    total.update(trace.first_token.data)
-    if m:
-        for column in (later.step, later.position, later.kind, later.token):
-            total.update(column.data)
-    if g:
-        total.update(trace.growth.data)
-    for option in options:
-        total.update(option.data)
-    return total.digest()
 
 
 def dictionary_of(record: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Columns of whole numbers as bytes and back: in bits, in bytes, or as byte planes. Knows nothing of what they count."""
+"""Columns of whole numbers as bytes and back: in bits, in bytes, or as byte planes."""
 
 from __future__ import annotations
 

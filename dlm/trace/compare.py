@@ -1,4 +1,4 @@
-"""Two traces, step by step: where they part and how far. Knows no model."""
+"""Two traces, step by step: where they part and how far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[trace]: whether requests are recorded, what of them, and where to. Knows neither torch nor files."""
+"""[trace]: whether requests are recorded, what of them, and where to."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""A connection to a store's file: made where there is none, recognised, opened as far as one may. Knows no record."""
+"""A connection to a store's file: made where there is none, recognised, opened as far as one may."""
 
 from __future__ import annotations
 

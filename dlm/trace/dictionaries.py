@@ -1,4 +1,4 @@
-"""zstd dictionaries of a store: which one to write with, how one is trained and numbered. Knows no record."""
+"""zstd dictionaries of a store: which one to write with, how one is trained and numbered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces as Parquet, for training and for other tools. Knows neither models nor SQL; pyarrow and fsspec on demand.
+"""Traces as Parquet, for training and for other tools. pyarrow and fsspec are imported on demand.
 
 One row a trace. Folders are days, `day=2025-06-30/`, and a file bears the span of time of its traces, so that what an
 earlier export wrote says where the next goes on. `datasets.load_dataset("parquet", data_files=…)` reads it as it is.
@@ -16,9 +16,10 @@ import numpy as np
 
 from dlm.errors import UserError
 from dlm.trace.codec import digest
+from dlm.trace.events import GIVEN, NEVER
 from dlm.trace.facts import facts
 from dlm.trace.times import when
-from dlm.trace.trace import GIVEN, NEVER, Trace
+from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pyarrow as pa

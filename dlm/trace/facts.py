@@ -1,4 +1,4 @@
-"""Tables of facts about requests, as JSON with a digest. Knows nothing of what they tell."""
+"""Tables of facts about requests, as JSON with a digest."""
 
 import json
 from collections.abc import Iterator, Mapping

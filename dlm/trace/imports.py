@@ -1,4 +1,4 @@
-"""Traces taken in from elsewhere: our own Parquet, and d3LLM-style JSON lines. Knows no model."""
+"""Traces taken in from elsewhere: our own Parquet, and d3LLM-style JSON lines."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from dlm.errors import UserError
 from dlm.trace.assemble import from_map, from_states
 from dlm.trace.codec import digest
+from dlm.trace.events import GIVEN, NEVER, NO_EVENTS, NO_GROWTH, Later
 from dlm.trace.export import file_system, listed
 from dlm.trace.facts import Facts
-from dlm.trace.trace import GIVEN, NEVER, NO_EVENTS, NO_GROWTH, Later, Trace
+from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
     from dlm.trace.store import TraceStore

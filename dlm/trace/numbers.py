@@ -1,4 +1,4 @@
-"""Numbers of contexts and dictionaries in a store's tables: each given once, never again. Knows no record.
+"""Numbers of contexts and dictionaries in a store's tables: each given once, never again.
 
 Readers and writers in other processes may hold a number for long. So the highest context number stays in its table as an
 empty row when nothing needs it any more, and the dictionaries that went are listed in `retired`. The triggers keep to that

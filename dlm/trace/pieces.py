@@ -1,4 +1,4 @@
-"""What tokens look like: the bytes of each id of a tokenizer. Knows neither models nor the `tokenizers` library."""
+"""What tokens look like: the bytes of each id of a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 
 from dlm.errors import UserError
-from dlm.trace.trace import REDACTED
+from dlm.trace.events import REDACTED
 
 if TYPE_CHECKING:
     from jaxtyping import UInt32

@@ -1,4 +1,4 @@
-"""Traces read from a file, by id: found, checked, with what their tokens look like. Knows no model, and writes nothing."""
+"""Traces read from a file, by id: found, checked, with what their tokens look like. Writes nothing."""
 
 from __future__ import annotations
 

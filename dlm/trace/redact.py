@@ -1,4 +1,4 @@
-"""Traces without their prompts. Knows neither stores nor models."""
+"""Traces without their prompts."""
 
 from dataclasses import replace
 from hashlib import blake2b
@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.trace.trace import GIVEN, REDACTED, Later, Trace
+from dlm.trace.events import GIVEN, REDACTED, Later
+from dlm.trace.trace import Trace
 
 Prompts = Literal["plain", "hash", "omit"]
 TELLING = ("prompt", "text", "messages")

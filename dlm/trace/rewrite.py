@@ -1,4 +1,4 @@
-"""Records replaced by others of the same trace while other processes write too. Knows neither prompts nor dictionaries."""
+"""Records replaced by others of the same trace while other processes write too."""
 
 from __future__ import annotations
 

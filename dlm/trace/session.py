@@ -1,4 +1,4 @@
-"""One open file, its errors explained, its reading at one moment and its writing all or none. Knows no table."""
+"""One open file, its errors explained, its reading at one moment and its writing all or none."""
 
 from __future__ import annotations
 

@@ -1,23 +1,23 @@
-"""Many traces in one file, found by id: what an engine, a loop or a reader holds. Knows no model, and no SQL."""
+"""Many traces in one file, found by id: what an engine, a loop or a reader holds."""
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dlm.errors import UserError
-from dlm.trace import fsck, upkeep
+from dlm.trace import forks, fsck, upkeep
+from dlm.trace.batch import BatchRecorder
 from dlm.trace.connection import Durability
 from dlm.trace.database import Database
 from dlm.trace.dictionaries import SIZE, Dictionaries, given
 from dlm.trace.reader import TraceReader, check_id, default_path
-from dlm.trace.record import BatchRecorder, Recorder, check_keep
+from dlm.trace.record import Recorder, check_keep
 from dlm.trace.redact import Prompts, redacted
 from dlm.trace.trace import Trace
 from dlm.trace.writer import Writer, taken
@@ -30,20 +30,18 @@ if TYPE_CHECKING:
     from dlm.trace.config import TraceConfig
     from dlm.trace.fsck import Report
     from dlm.trace.pieces import Pieces
-
-STORES: weakref.WeakSet[TraceStore] = weakref.WeakSet()
-INHERITED: list[Database] = []  # of the process this one was forked from: to be neither used nor closed
+OnFull = Literal["block", "raise"]
 
 
 class TraceStore(TraceReader):
-    """Traces by id. Writing goes through a thread of its own; reading sees all that was put.
+    """Traces by id. A thread of the store writes them; reading sees all that was put.
 
-    `durability`: "trace" makes each put wait until its trace is on the disk; "group" commits what has gathered, and
-    `flush`, `close` or the put's future say when; "none" does not wait for the disk at all, so that a power cut may
-    cost the last seconds, a killed process still nothing that was committed. `dictionary` is one to compress with
-    (bytes, or a file; see `train_dict`), False for none, None for the store's newest. `keep` is what recorders note
-    beside tokens, `topk` how many of the likeliest ones, `fraction` the share of requests that `recorder` records, `prompts` what is kept of them.
-    `overwrite` lets recorders replace traces of the same id. `queue_size` traces may wait to be written; a put into a full queue waits, or raises with on_full="raise".
+    `durability`: with "trace" a put returns when its trace is on the disk; with "group" several are committed together,
+    and `flush`, `close` or the put's future say when; with "none" nobody waits for the disk, so a power cut may cost the
+    last seconds. `dictionary` compresses (bytes, or a file; see `train_dict`): False for none, None for the store's
+    newest. `keep` is what recorders note beside tokens, `topk` how many of the likeliest tokens, `prompts` what is kept
+    of prompts, `fraction` the share of requests that `recorder` records. `overwrite` lets recorders replace traces of the
+    same id. `queue_size` traces may wait to be written; a put into a full queue waits, or raises with on_full="raise".
     """
 
     def __init__(
@@ -57,13 +55,14 @@ class TraceStore(TraceReader):
         fraction: float = 1.0,
         prompts: Prompts = "plain",
         queue_size: int = 1024,
-        on_full: Literal["block", "raise"] = "block",
+        on_full: OnFull = "block",
         overwrite: bool = False,
         create: bool = True,
     ) -> None:
-        _check("durability", durability, ("trace", "group", "none"))
-        _check("prompts", prompts, ("plain", "hash", "omit"))
-        _check("on_full", on_full, ("block", "raise"))
+        words = {"durability": (durability, Durability), "prompts": (prompts, Prompts), "on_full": (on_full, OnFull)}
+        for name, (value, known) in words.items():
+            if value not in get_args(known):
+                raise UserError(f"{name} = {value!r}: expected {', '.join(get_args(known))}")
         if not 0 <= fraction <= 1:
             raise UserError(f"fraction = {fraction}: must be from 0 to 1")
         for name, value in (("queue_size", queue_size), ("topk", topk)):
@@ -87,7 +86,7 @@ class TraceStore(TraceReader):
             on_full,
         )
         self._finalizer = weakref.finalize(self, self._writer.close)  # at the latest when Python exits
-        STORES.add(self)
+        forks.STORES.add(self)
         self.database  # noqa: B018 a path that cannot be is told here, not at the first trace
 
     @classmethod
@@ -95,8 +94,6 @@ class TraceStore(TraceReader):
         """The store that a config describes."""
         options = config.model_dump(exclude={"enabled", "store", "keep"})
         return cls(config.store, keep=config.keep.split("+"), **options)
-
-    # Writing
 
     def record(
         self,
@@ -115,11 +112,8 @@ class TraceStore(TraceReader):
         the token that positions change from. `meta` is told of this request; `context` of many, and is stored once.
         """
         self._refuse_taken(request_id, overwrite)
-
-        def make(name: str, row: Any) -> Recorder:
-            return self._recorder(name, row, mask_id, None, meta, context, keep, overwrite)
-
-        return BatchRecorder(make, request_id, prompt)
+        facts = {"mask_id": mask_id, "meta": meta, "context": context, "keep": keep, "overwrite": overwrite}
+        return BatchRecorder(partial(self._recorder, **facts), request_id, prompt)
 
     def recorder(
         self,
@@ -138,7 +132,8 @@ class TraceStore(TraceReader):
             return None
         overwrite = overwrite or self.overwrite
         self._refuse_taken(request_id, overwrite)
-        return self._recorder(request_id, prompt, mask_id, length, meta, context, keep, overwrite)
+        facts = {"mask_id": mask_id, "length": length, "meta": meta, "context": context}
+        return self._recorder(request_id, prompt, keep, overwrite, **facts)
 
     def wants(self, request_id: str) -> bool:
         """Whether `fraction` includes this request: decided by its id, so the same everywhere."""
@@ -231,35 +226,14 @@ class TraceStore(TraceReader):
         return f"TraceStore({str(self.path)!r}, durability={self.durability!r})"
 
     def _recorder(
-        self,
-        name: str,
-        prompt: Any,
-        mask_id: int | None,
-        length: int | None,
-        meta: Mapping[str, Any] | None,
-        context: Mapping[str, Any] | None,
-        keep: Collection[str] | None,
-        overwrite: bool,
+        self, name: str, prompt: Any, keep: Collection[str] | None, overwrite: bool, **facts: Any
     ) -> Recorder:
-        deliver = partial(self.put, overwrite=overwrite)
-        keep = self.keep if keep is None else keep
-        return Recorder(
-            name,
-            prompt,
-            mask_id=mask_id,
-            length=length,
-            meta=meta,
-            context=context,
-            keep=keep,
-            topk=self.topk,
-            deliver=deliver,
-        )
+        keep, deliver = self.keep if keep is None else keep, partial(self.put, overwrite=overwrite)
+        return Recorder(name, prompt, keep=keep, topk=self.topk, deliver=deliver, **facts)
 
     def _refuse_taken(self, request_id: str, overwrite: bool) -> None:
         """Tell of a used id before the work is done, not after."""
-        if overwrite:
-            return
-        if request_id in self._writer.underway or self.database.has(check_id(request_id)):
+        if not overwrite and (request_id in self._writer.underway or self.database.has(check_id(request_id))):
             raise taken(request_id)
 
     def _settle(self) -> None:
@@ -270,19 +244,6 @@ class TraceStore(TraceReader):
     def _forget(self) -> None:
         """In a forked process: leave the parent's connection alone."""
         if self._reader is not None:
-            INHERITED.append(self._reader)
+            forks.INHERITED.append(self._reader)
             self._reader = None
         self._writer.reset()
-
-
-def _check(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(f"{name} = {value!r}: expected {', '.join(known)}")
-
-
-def _after_fork() -> None:
-    for store in STORES:
-        store._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""Points in time and ages as people write them. Knows nothing of what happened then."""
+"""Points in time and ages as people write them."""
 
 import re
 import time

@@ -1,16 +1,17 @@
-"""A trace in memory: the canvas of one request after each of its steps. Knows neither files nor models."""
+"""What a trace holds: the canvas of one request after each of its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlm.errors import UserError
+from dlm.trace.digests import digest_of
+from dlm.trace.events import ACCEPT, GIVEN, NEVER, NO_EVENTS, NO_GROWTH, REJECT, SET, Event, Later
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float16, Int32
@@ -18,43 +19,7 @@ if TYPE_CHECKING:
 
     from dlm.trace.pieces import Pieces
 
-SET, MASK, REPLACE, ACCEPT, REJECT = range(5)
-KINDS = ("set", "mask", "replace", "accept", "reject")
-"""What an event does: a mask becomes a token, a token becomes a mask again, a token becomes another; a drafted token is
-taken (a mask becomes it), or is refused (nothing changes)."""
-GIVEN, NEVER = -1, 2**31 - 1
-"""In place of a step: it was there before the first, or it is a mask to the end."""
-NO_MASK, REDACTED = -1, -2
-"""In place of a token: what a family without a mask token has there, and a prompt that was taken out."""
 STATES_LIMIT = 2**28  # tokens `states` makes at most: 1 GiB
-
-
-class Event(NamedTuple):
-    """One change of one position; steps count from 0."""
-
-    step: int
-    position: int
-    kind: int
-    token: int
-    confidence: float | None = None
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Later:
-    """Events after a position's first token, in the order of their steps: edits, remasks, refused drafts."""
-
-    step: Int32[ndarray, " m"]
-    position: Int32[ndarray, " m"]
-    kind: Int32[ndarray, " m"]
-    token: Int32[ndarray, " m"]
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-
-NOTHING = np.zeros(0, np.int32)
-NO_GROWTH = np.zeros((0, 2), np.int32)
-NO_EVENTS = Later(step=NOTHING, position=NOTHING, kind=NOTHING, token=NOTHING)
 
 
 @dataclass(eq=False, kw_only=True)  # not frozen: that would triple the time it takes to make one
@@ -204,11 +169,6 @@ class Trace:
         return (
             f"Trace({self.request_id!r}, {self.length} tokens, {self.num_steps} steps, {len(self.later)} later events)"
         )
-
-
-def digest_of(canvas: Int32[ndarray, " l"]) -> bytes:
-    """Eight bytes that tell a canvas from others."""
-    return blake2b(np.ascontiguousarray(canvas, "<i4").tobytes(), digest_size=8).digest()
 
 
 def _none_if_nan(value: float | None) -> float | None:

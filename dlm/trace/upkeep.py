@@ -1,4 +1,4 @@
-"""Keeping a store in order: deleting, redacting, dictionaries, counts and sizes. Knows no model."""
+"""Keeping a store in order: deleting, redacting, dictionaries, counts and sizes."""
 
 from __future__ import annotations
 

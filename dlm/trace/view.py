@@ -1,4 +1,4 @@
-"""A trace, or two side by side, as one HTML page that needs nothing else. Knows no model; view.html holds the page."""
+"""A trace, or two side by side, as one HTML page that needs nothing else. view.html holds the page."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlm.errors import UserError
+from dlm.trace.events import GIVEN, NEVER, NO_MASK
 from dlm.trace.pieces import MASK_SIGN, Pieces
 from dlm.trace.times import moment
-from dlm.trace.trace import GIVEN, NEVER, NO_MASK, Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from dlm.trace.trace import Trace
 
 MOST = 2**18  # tokens and events a browser is asked to show
 RUNNERS = 4  # of the likeliest tokens, shown on hover

@@ -1,4 +1,4 @@
-"""The thread that puts traces together, encodes and commits them. Knows nothing of who made them or reads them."""
+"""The thread that puts traces together, encodes and commits them."""
 
 from __future__ import annotations
 

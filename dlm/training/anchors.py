@@ -17,11 +17,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dlm.data.atomic import replacing, write_text
+from dlm.atomic import replacing, write_text
 from dlm.data.loader import BatchLoader
 from dlm.data.source import build_stream
 from dlm.errors import UserError
-from dlm.models.loading import DTYPES, pick_device
+from dlm.models.device import DTYPES, pick_device
 from dlm.models.settings import read_json
 from dlm.training.config import TrainConfig
 from dlm.training.start import starting_point

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dlm.data.atomic import write_text
+from dlm.atomic import write_text
 from dlm.training import checkpoint
 from dlm.training.checkpoint import Digest, Name
 from dlm.training.config import TrainConfig

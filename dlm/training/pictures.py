@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.data.atomic import replacing
+from dlm.atomic import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

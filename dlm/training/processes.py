@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dlm.errors import UserError
-from dlm.models.loading import pick_device
+from dlm.models.device import pick_device
 from dlm.models.transformer import Transformer
 from dlm.training import folder
 from dlm.training.checkpoint import Group

@@ -8,7 +8,7 @@ import numpy as np
 
 from dlm.data.documents import Document
 from dlm.data.loader import SampleStream
-from dlm.data.packing import Sample, sample_of
+from dlm.data.samples import Sample, sample_of
 from dlm.data.table import mix
 from dlm.errors import UserError
 from dlm.training.sections import ReplayConfig

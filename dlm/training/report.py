@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dlm.data.atomic import write_text
+from dlm.atomic import write_text
 from dlm.diffusion.bound import Estimate, with_error
 from dlm.training.config import TrainConfig
 from dlm.training.folder import writing

@@ -8,9 +8,10 @@ import torch
 from dlm.data.tokenizer import Tokenizer, load_tokenizer
 from dlm.errors import UserError
 from dlm.models.converting import convert
+from dlm.models.device import require_room
 from dlm.models.finding import find_tokenizer
 from dlm.models.lm import LM
-from dlm.models.loading import load, require_room
+from dlm.models.loading import load
 from dlm.models.transformer import Transformer
 from dlm.training.config import TEXT_TOKENIZER, TrainConfig
 
@@ -75,7 +76,7 @@ def _tokenizer(config: TrainConfig) -> Tokenizer:
     if config.tokenizer is not None:
         return load_tokenizer(find_tokenizer(config.tokenizer))
     if config.data.source == "sudoku":
-        from dlm.data.sudoku import sudoku_tokenizer
+        from dlm.sudoku.text import sudoku_tokenizer
 
         return Tokenizer(sudoku_tokenizer(), {"mask_token": "[MASK]", "eos_token": "[EOS]", "pad_token": "[EOS]"})
     raise UserError(

@@ -12,7 +12,8 @@ from dlm.models.attention import AttentionSpec
 from dlm.models.finding import find
 from dlm.models.fingerprint import files_digest
 from dlm.models.lm import LM
-from dlm.models.loading import load, weight_files
+from dlm.models.loading import load
+from dlm.models.shards import weight_files
 from dlm.training.config import TrainConfig
 from dlm.training.sections import AlignConfig
 

@@ -8,9 +8,10 @@ import pytest
 from dlm.bench import infer, traffic
 from dlm.bench.comparison import agreement, compare
 from dlm.bench.config import BenchConfig
-from dlm.bench.infer import prompt_of, settings_of, vanilla_of
+from dlm.bench.infer import settings_of, vanilla_of
 from dlm.bench.load import Together, serve
-from dlm.bench.questions import Question
+from dlm.evaluation.asking import prompt_ids
+from dlm.evaluation.task import Question
 from tests.bench.fake import Clock, FakeEngine
 from tests.inference.tiny import byte_tokenizer, text_lm
 
@@ -104,10 +105,10 @@ def test_sampler_settings_reach_the_engine(dataset):
 def test_a_chat_template_is_used_only_where_there_is_one():
     question = Question(question="hi", source="chat")
     lm = text_lm()
-    assert lm.decode(prompt_of(lm, question)) == "hi"
+    assert lm.decode(prompt_ids(lm, question)) == "hi"
     lm.tokenizer = byte_tokenizer()
     lm.tokenizer.settings["chat_template"] = "<{{ messages[0]['content'] }}>"
-    assert lm.decode(prompt_of(lm, question)) == "<hi>"
+    assert lm.decode(prompt_ids(lm, question)) == "<hi>"
 
 
 def test_agreement_counts_positions_and_lengths():

@@ -1,4 +1,4 @@
-"""Quality, kernels, training and tokenizer at tiny scale: that they run, and that their figures are those of their parts."""
+"""Quality, training and tokenizer at tiny scale: that they run, and that their figures are those of their parts."""
 
 import json
 
@@ -7,12 +7,11 @@ import pytest
 import torch
 
 import dlm
-from dlm.bench import kernels, quality, tokenizer, train
+from dlm.bench import quality, tokenizer, train
 from dlm.bench.config import BenchConfig, QualitySection
 from dlm.bench.quality import VARIANTS, ways
 from dlm.bench.run import SECTIONS, SUBCOMMANDS, wanted
-from dlm.bench.stopwatch import copy_bandwidth, time_of
-from dlm.bench.tasks import Lines, Nats, Sudoku, Written, bound_of, fresh, options_of
+from dlm.bench.trials import Lines, Nats, Sudoku, Written, bound_of, fresh, options_of
 from dlm.diffusion.unmask import RULES
 from dlm.errors import UserError
 from dlm.evaluation.lines import LineTask
@@ -148,7 +147,7 @@ def test_quality_on_sudoku():
 
 @pytest.mark.slow
 def test_quality_on_lines(python_files, monkeypatch):
-    monkeypatch.setattr("dlm.load", lambda name, **where: text_lm())
+    monkeypatch.setattr("dlm.bench.quality.load", lambda name, **where: text_lm())
     section = {"models": ("pico",), "lines": 2, "context": 24, "gen_length": 4, "block_length": 2, "draws": 1}
     section |= {"rules": ("threshold",), "caches": ("dual",), "strategies": ("block", "multi_block")}
     found = quality.measure(config(quality=section), silent)
@@ -172,32 +171,6 @@ def test_a_way_the_engine_refuses_is_a_row(monkeypatch):
     found = quality.measure(config(quality=section), silent, refuses)
     assert found.values["quality"]["sudoku"][0]["error"] == "not with this family"
     assert found.points == []
-
-
-def test_kernels():
-    section = {"query": 4, "contexts": (8,), "batches": (1, 2), "heads": 2, "kv_heads": 1, "head_dim": 8}
-    section |= {"vocabulary": 16, "page_size": 4, "seconds": 1e-4}
-    found = kernels.measure(config(kernels=section, model={"device": "cpu"}), silent).values["kernels"]
-    names = [row["kernel"] for row in found["rows"]]
-    assert names == ["paged_attention", "rope_write", "rms_norm", "confidence"] * 2
-    assert all(row["microseconds"] > 0 and row["gigabytes_per_second"] >= 0 for row in found["rows"])
-    assert (found["device"], found["dtype"]) == ("cpu", "float32")
-
-
-def test_stopwatch(monkeypatch):
-    now = [0.0]
-
-    def call() -> None:  # the fourth is slow: something else had the core
-        now[0] += 1e-6 if len(calls) != 3 else 1.0
-        calls.append(0)
-
-    for seconds, expected in ((1e-4, 2 + 5 * 20), (1e-9, 2 + 3)):
-        calls: list[int] = []
-        with monkeypatch.context() as patch:
-            patch.setattr("dlm.bench.stopwatch.time.perf_counter", lambda: now[0])
-            assert time_of(call, torch.device("cpu"), seconds) == pytest.approx(1e-6)
-        assert len(calls) == expected
-    assert 1e6 < copy_bandwidth(torch.device("cpu"), 1e-3) < 1e13
 
 
 @pytest.mark.slow
@@ -235,7 +208,7 @@ def test_tokenizer(tmp_path):
 def test_what_is_run():
     assert wanted(config(), "infer") == ["infer"]
     assert wanted(config(load={}, quality={}, train={}), "infer") == ["infer", "load", "quality"]
-    assert wanted(config(train={}, kernels={}), None) == ["kernels", "train"]
+    assert wanted(config(train={}, quality={}), None) == ["quality", "train"]
     assert {name for names in SUBCOMMANDS.values() for name in names} == SECTIONS.keys()
     with pytest.raises(UserError, match="nothing to measure: say which"):
         wanted(config(), None)

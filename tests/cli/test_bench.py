@@ -53,11 +53,11 @@ def test_flags_become_keys(command):
 
 
 def test_tables_are_printed_and_the_file_written(command, tmp_path):
-    status, out, err, _ = command("kernels")
+    status, out, err, _ = command("tokenizer")
     assert status == 0
-    assert "kernels" in out and "measuring" not in out
-    assert err == "measuring kernels\nwritten: bench.json\n"
-    assert json.loads((tmp_path / "bench.json").read_text())["kernels"] == {"done": True}
+    assert "tokenizer" in out and "measuring" not in out
+    assert err == "measuring tokenizer\nwritten: bench.json\n"
+    assert json.loads((tmp_path / "bench.json").read_text())["tokenizer"] == {"done": True}
 
 
 def test_sections_present_are_run(command, tmp_path):
@@ -66,13 +66,11 @@ def test_sections_present_are_run(command, tmp_path):
     assert list(command("infer", "--config", "my.toml")[-1]) == ["infer", "load"]
     assert list(command("train", "--config", "my.toml")[-1]) == ["train"]
     assert list(command("tokenizer", "--config", "my.toml")[-1]) == ["tokenizer"]
-    seen = command("trace", "--config", "my.toml", "--peer-path", "there")[-1]
-    assert list(seen) == ["trace"] and str(seen["trace"].trace.peer_path) == "there"
 
 
 def test_the_shipped_config(command):
     seen = command("--config", "bench")[-1]
-    assert list(seen) == ["infer", "load", "quality", "kernels", "train", "tokenizer", "trace"]
+    assert list(seen) == ["infer", "load", "quality", "train", "tokenizer"]
     seen = command("infer", "--config", "bench", "--num-samples", "20")[-1]
     assert seen["infer"].infer.num_samples == 20
 
@@ -105,9 +103,9 @@ def test_an_earlier_result_survives_a_later_failure(command, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "nothing to measure: say which (infer, load, quality, kernels, train, tokenizer, trace)"),
+        ([], "nothing to measure: say which (infer, load, quality, train, tokenizer)"),
         (["infr"], 'no such subcommand: "infr"; did you mean "infer"?'),
-        (["infer", "kernels"], 'no such subcommand: "kernels"'),
+        (["infer", "train"], 'no such subcommand: "train"'),
         (["infer", "--num-samples", "x"], 'infer.num_samples = "x": expected an integer'),
         (["infer", "--num-samples", "0"], "infer.num_samples = 0: must be greater than or equal to 1"),
         (
@@ -117,7 +115,6 @@ def test_an_earlier_result_survives_a_later_failure(command, tmp_path, monkeypat
         (["infer", "--num-sample", "3"], 'unknown option --num-sample; did you mean "--num-samples"?'),
         (["infer", "--output", "none/b.json"], "output.file = none/b.json: no such folder: none"),
         (["load", "--load.rates", "[0.0]"], "rates = [0.0]: each must be above 0"),
-        (["kernels", "--kernels.heads", "3"], "heads = 3 is not a multiple of kv_heads = 4"),
         (["quality", "--quality.gen_length", "10"], "gen_length = 10 is not a multiple of block_length = 8"),
     ],
 )

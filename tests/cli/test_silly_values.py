@@ -108,8 +108,8 @@ def test_every_field_of_a_request_line(command, tmp_path, capsys):
 def test_every_kind_of_question(line, tmp_path, capsys):
     rows = tmp_path / "q.jsonl"
     rows.write_text(line)
-    from dlm.bench.questions import load_questions
     from dlm.errors import UserError
+    from dlm.evaluation.questions import load_questions
 
     with pytest.raises(UserError, match=r"q\.jsonl:1: "):
         load_questions(rows)

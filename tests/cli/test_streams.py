@@ -188,7 +188,7 @@ def test_an_error_of_decoding_names_the_line(command, monkeypatch, tmp_path):
 
 
 def test_a_device_is_written_to_and_not_replaced(tmp_path):
-    from dlm.data.atomic import write_text
+    from dlm.atomic import write_text
 
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)

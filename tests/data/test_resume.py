@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dlm.data.config import DataConfig
-from dlm.data.shards import prepare
+from dlm.data.preparing import prepare
 from dlm.data.source import build_stream
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError

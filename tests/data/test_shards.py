@@ -6,9 +6,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dlm.data import shards
+from dlm.data import preparing
 from dlm.data.config import DataConfig
-from dlm.data.shards import prepare
+from dlm.data.preparing import prepare
 from dlm.data.source import build_stream
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
@@ -57,7 +57,7 @@ def test_a_crash_costs_one_shard(
     data: DataConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = prepare(data, tokenizer, tmp_path / "whole", 16, shard_samples=6)
-    write, written = shards._write_shard, []
+    write, written = preparing._write_shard, []
 
     def crash_at_third(path: Path, *rest: object) -> None:
         written.append(path.name)
@@ -65,7 +65,7 @@ def test_a_crash_costs_one_shard(
             raise KeyboardInterrupt
         write(path, *rest)
 
-    monkeypatch.setattr(shards, "_write_shard", crash_at_third)
+    monkeypatch.setattr(preparing, "_write_shard", crash_at_third)
     with pytest.raises(KeyboardInterrupt):
         prepare(data, tokenizer, tmp_path / "out", 16, shard_samples=6)
     half = DataConfig(source="tokens", paths=(str(tmp_path / "out"),))
@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(
     data: DataConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(shards, "_write_split", None)
+    monkeypatch.setattr(preparing, "_write_split", None)
     with pytest.raises(UserError, match=r"--prepare .*/file/out: cannot be written to \(Not a directory\): choose"):
         prepare(data, tokenizer, tmp_path / "file" / "out", 16)
     with pytest.raises(UserError, match=r"--prepare .*/file is a file: give a folder"):

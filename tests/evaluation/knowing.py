@@ -6,9 +6,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dlm.data.sudoku import sudoku_tokenizer
 from dlm.data.tokenizer import Tokenizer
 from dlm.models import LM, ModelConfig, Transformer
+from dlm.sudoku import sudoku_tokenizer
 from tests.inference.tiny import EOS, MASK, byte_tokenizer
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from dlm.errors import UserError
-from dlm.evaluation.decoding import Decoding
+from dlm.evaluation.filling import Filling
 from dlm.evaluation.infill import HEADINGS, answer_of, evaluate_infill, grade, window
 from dlm.evaluation.lines import LineTask
 from dlm.evaluation.rate import Rate
@@ -112,7 +112,7 @@ def test_a_model_that_knows_gets_what_it_knows(batch_size: int) -> None:
         text_lm([ids(t) for t in longer]),
         tasks,
         hole="given",
-        decoding=Decoding(rule="threshold", options={"threshold": 0.9}),
+        decoding=Filling(rule="threshold", options={"threshold": 0.9}),
         length=64,
         batch_size=batch_size,
     )

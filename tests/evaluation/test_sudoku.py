@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 
-from dlm.data.sudoku import follows_rules, solutions
 from dlm.errors import UserError
-from dlm.evaluation.decoding import Decoding
+from dlm.evaluation.filling import Filling
 from dlm.evaluation.rate import Rate
 from dlm.evaluation.sudoku import HEADINGS, MAIN, SWEEP, Puzzles, evaluate_sudoku, grade, heldout_puzzles
 from dlm.evaluation.table import markdown
+from dlm.sudoku import follows_rules, solutions
 from tests.evaluation.knowing import sudoku_lm
 from tests.inference.tiny import text_lm
 
@@ -51,8 +51,8 @@ def test_grading_by_hand(puzzles: Puzzles) -> None:
     assert set(HEADINGS) == set(result.row())
 
 
-@pytest.mark.parametrize("decoding", [MAIN[2], MAIN[-1], SWEEP[0], Decoding(rule="random", tokens_per_step=8)])
-def test_a_model_that_knows_solves_all_but_what_it_has_wrong(puzzles: Puzzles, decoding: Decoding) -> None:
+@pytest.mark.parametrize("decoding", [MAIN[2], MAIN[-1], SWEEP[0], Filling(rule="random", tokens_per_step=8)])
+def test_a_model_that_knows_solves_all_but_what_it_has_wrong(puzzles: Puzzles, decoding: Filling) -> None:
     known = puzzles.solutions.astype(int)
     cell = np.flatnonzero(puzzles.puzzles[4] == 0)[-1]
     known[4, cell] = known[4, cell] % 9 + 1

@@ -97,10 +97,11 @@ def test_a_killed_save_leaves_what_was_there(tmp_path: Path) -> None:
     lm.save(tmp_path / "m")
     script = """
 import os, sys
-from dlm.models import export, load
+import dlm.atomic
+from dlm.models import load
 lm = load(sys.argv[1], device="cpu")
 lm.network.embed.weight.data.zero_()
-export._publish = lambda *_: os.kill(os.getpid(), 9)  # everything is written, nothing is in place
+dlm.atomic._ready = lambda *_: os.kill(os.getpid(), 9)  # everything is written, nothing is in place
 lm.save(sys.argv[1])
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "m")], env=os.environ, check=False)

@@ -13,12 +13,12 @@ import torch
 
 import dlm
 from dlm.config import load, to_toml
-from dlm.data.sudoku import sudoku_tokenizer
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
 from dlm.inference.engine import Engine
 from dlm.prepare.config import TrajectoriesConfig
 from dlm.prepare.trajectories import prepare
+from dlm.sudoku import sudoku_tokenizer
 from dlm.trace.codec import digest
 from tests.inference.tiny import EOS, text_lm, tiny_lm
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dlm.trace.events import ACCEPT, MASK, REJECT, REPLACE, SET
 from dlm.trace.record import Recorder
-from dlm.trace.trace import ACCEPT, MASK, REJECT, REPLACE, SET, Trace
+from dlm.trace.trace import Trace
 
 MASK_ID = 3
 

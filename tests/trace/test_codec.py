@@ -12,7 +12,8 @@ from dlm.errors import UserError
 from dlm.trace import codec, columns
 from dlm.trace.assemble import from_events
 from dlm.trace.codec import CorruptTrace, content, decode, digest, encode
-from dlm.trace.trace import NEVER, SET, Trace
+from dlm.trace.events import NEVER, SET
+from dlm.trace.trace import Trace
 from tests.trace.synthetic import anything, run
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.trace import Recorder, TraceStore, from_events, from_map, from_states
-from dlm.trace.trace import ACCEPT, MASK, NO_MASK, REJECT, REPLACE, SET
+from dlm.trace.events import ACCEPT, MASK, NO_MASK, REJECT, REPLACE, SET
 from tests.trace.synthetic import MASK_ID, run
 
 

@@ -15,7 +15,7 @@ import pytest
 from dlm.cli import train as command
 from dlm.config import to_toml
 from dlm.errors import UserError
-from dlm.models import export
+from dlm.models import weights
 from dlm.training import checkpoint, folder
 from dlm.training.loop import Run, train
 from tests.training.runs import config, rows
@@ -180,7 +180,7 @@ def test_a_full_disk_under_metrics_or_the_final_model_is_said(tmp_path, monkeypa
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(export, "save_file", full)
+    monkeypatch.setattr(weights, "save_file", full)
     with pytest.raises(UserError, match="No space left"):
         train(config(tmp_path, train__steps="2", eval__sequences="0", checkpoint__every="2"))
     monkeypatch.undo()

@@ -1,0 +1,144 @@
+"""The network's weights, read from safetensors files and written to them, a tensor or a shard at a time."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dlm.errors import UserError
+from dlm.models.config import ModelConfig
+from dlm.models.device import require_room
+from dlm.models.families import FAMILIES
+from dlm.models.hub_tensors import HubTensor, Names, hub_layout
+from dlm.models.shards import INDEX, KINDS, WEIGHTS, Declared, declared, opened, weight_files
+from dlm.models.transformer import Transformer
+
+
+def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> Transformer:
+    """The network with its weights: one copy in memory, converted tensor by tensor on the way in.
+
+    What the files declare is compared with `config` before anything is built or memory is allocated.
+    """
+    files = weight_files(folder)
+    found = declared(files)
+    if config.num_hidden_layers > len(found):
+        raise UserError(
+            f"{folder} holds {len(found)} tensors: too few for the num_hidden_layers={config.num_hidden_layers} of its "
+            "config.json"
+        )
+    spellings = _spellings(config, found, folder)
+    try:
+        with torch.device("meta"):
+            network = Transformer(config)
+    except UserError as error:  # rotary frequencies that cannot be
+        raise UserError(f"{folder / 'config.json'}: {error}") from error
+    network.to(dtype)
+    for buffer in network.buffers():  # the router's bias decides between close experts: never rounded
+        buffer.data = buffer.data.float()
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    layouts = [hub_layout(names, shapes) for names in spellings]
+    layout = max(layouts, key=lambda layout: len(found.keys() & layout.keys()) / len(layout))
+    _check(layout, found, config, folder)
+    require_room(network, device, folder)
+    network.to_empty(device=device)
+    ours = network.state_dict()
+    for file in files:
+        with opened(file, device) as shard:
+            for hub in shard.keys():  # noqa: SIM118 (a safetensors handle is not a dict)
+                if hub in layout:
+                    _copy(shard.get_tensor(hub), layout[hub], ours)
+    return network
+
+
+def _spellings(config: ModelConfig, found: Mapping[str, Declared], folder: Path) -> list[Names]:
+    """The family's spellings of the weights, without those that need far more tensors than there are."""
+    moe = config.moe
+    experts = 0 if moe is None else moe.num_experts * max(0, config.num_hidden_layers - moe.first_k_dense)
+    spellings = FAMILIES[config.model_type].names
+    left = [names for names in spellings if experts <= len(found) or not any("#" in str(hub) for hub in names.values())]
+    if not left:
+        raise UserError(f"{folder} holds {len(found)} tensors: too few for the {experts} experts of its config.json")
+    return left
+
+
+def _check(layout: Mapping[str, HubTensor], found: Mapping[str, Declared], config: ModelConfig, folder: Path) -> None:
+    """Every tensor is there, has the shape that the config means, and is of a kind that holds weights."""
+    for hub, tensor in found.items():
+        if hub not in layout:
+            if _harmless(hub, config):
+                continue
+            raise UserError(
+                f"{tensor.file} has a tensor {hub!r} that a {config.model_type} network of this config has not"
+            )
+        if tensor.shape != layout[hub].shape:
+            raise UserError(
+                f"{tensor.file}: tensor {hub!r} has shape {tensor.shape}; config.json asks for {layout[hub].shape}"
+            )
+        if tensor.kind not in KINDS:
+            raise UserError(
+                f"{tensor.file}: tensor {hub!r} is stored as {tensor.kind}; weights are read from {', '.join(KINDS)}: "
+                "load a checkpoint that is not quantised"
+            )
+    missing = [hub for hub in layout if hub not in found]
+    if missing:
+        raise UserError(
+            f"{folder} lacks {len(missing)} of {len(layout)} tensors, first {missing[0]!r} of shape "
+            f"{layout[missing[0]].shape}"
+        )
+
+
+@torch.no_grad()
+def _copy(source: Tensor, tensor: HubTensor, ours: Mapping[str, Tensor]) -> None:
+    row = 0
+    for part in tensor.parts:
+        target = ours[part.ours][part.index].narrow(part.axis, part.start, part.length)
+        target.copy_(source.narrow(part.axis, row, part.length))
+        row += part.length
+
+
+def _harmless(hub: str, config: ModelConfig) -> bool:
+    """Buffers that some versions stored, and the output head of a tied network stored twice."""
+    head = FAMILIES[config.model_type].names[0]["lm_head"]
+    return hub.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and hub == f"{head}.weight")
+
+
+def write_weights(
+    network: Transformer, config: ModelConfig, folder: Path, dtype: torch.dtype, max_shard_size: int
+) -> None:
+    """model.safetensors, or shards with an index; one shard at a time in memory beside the network."""
+    ours = network.state_dict()
+    layout = hub_layout(FAMILIES[config.model_type].names[0], {name: tuple(p.shape) for name, p in ours.items()})
+    kinds = {hub: _kind(tensor, dtype) for hub, tensor in layout.items()}
+    sizes = {hub: kinds[hub].itemsize * torch.Size(tensor.shape).numel() for hub, tensor in layout.items()}
+    shards: list[list[str]] = [[]]
+    room = max_shard_size
+    for hub, size in sizes.items():
+        if size > room and shards[-1]:
+            shards.append([])
+            room = max_shard_size
+        shards[-1].append(hub)
+        room -= size
+    names = [
+        WEIGHTS if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))
+    ]
+    for name, hubs in zip(names, shards, strict=True):
+        tensors = {hub: gather(layout[hub], ours, kinds[hub]) for hub in hubs}
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    if len(shards) > 1:
+        where = {hub: name for name, hubs in zip(names, shards, strict=True) for hub in hubs}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def gather(tensor: HubTensor, ours: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """One hub tensor from the parts of ours that it holds."""
+    pieces = [ours[p.ours][p.index].narrow(p.axis, p.start, p.length) for p in tensor.parts]
+    whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=tensor.parts[0].axis)
+    return whole.to("cpu", dtype).contiguous()
+
+
+def _kind(tensor: HubTensor, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if any(p.ours.endswith("router.bias") for p in tensor.parts) else dtype
