@@ -6,7 +6,7 @@ from typing import Any
 from dlm.errors import UserError
 
 from .config import InferConfig, JobConfig
-from .infer import decode
+from .decode import decode
 from .jobs import name_of
 from .show import Printer, lm_of, recording
 from .streams import standard_input, unicode

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from dlm.inference.config import SAMPLER_READERS, EngineConfig, ModelSection, SamplerConfig
 from dlm.reading import judged, unread
@@ -97,10 +97,10 @@ class InferConfig(BaseModel):
         return {**data, "job": tuple(jobs)}
 
     @model_validator(mode="after")
-    def _read_at_all(self) -> "InferConfig":
+    def _read_at_all(self, info: ValidationInfo) -> "InferConfig":
         """Refuse settings of [sampler] that neither it nor a job reads, and settings of a job that it does not read."""
         samplers = (self.sampler, *(job.sampler for job in self.job))
-        for name in judged(self.sampler, SAMPLER_READERS):
+        for name in judged(self.sampler, SAMPLER_READERS, info, "sampler"):
             problems = [unread(sampler, SAMPLER_READERS, [name]) for sampler in samplers]
             if all(problems):
                 raise ValueError(f"[sampler] {problems[0]}")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +34,24 @@ def unread(config: BaseModel, readers: Readers, names: Iterable[str]) -> str | N
     return None
 
 
-def judged(section: BaseModel, readers: Readers) -> list[str]:
+def judged(section: BaseModel, readers: Readers, info: ValidationInfo | None = None, name: str = "") -> list[str]:
     """The settings that a section of a file gives and must read.
 
-    One that only spells out its default beside the setting that decides, as --print-config does, is not among them.
+    One that only spells out its default beside the setting that decides, as --print-config does, is not among them, nor one
+    that a later file or the command line overrode by another choice (`info` is that of the config which holds it as `name`).
     """
+    origins = None if info is None else info.context
     given, fields = section.model_fields_set, type(section).model_fields
 
-    def printed(name: str) -> bool:
-        decides = readers[name].decides
+    def printed(key: str) -> bool:
+        decides = readers[key].decides
         said = decides in given or getattr(section, decides) is None  # which --print-config leaves out
-        return said and getattr(section, name) == fields[name].get_default()
+        return said and getattr(section, key) == fields[key].get_default()
 
-    return [name for name in fields if name in given and name in readers and not printed(name)]
+    def inherited(key: str) -> bool:
+        return origins is not None and origins.inherited((name, key), (name, readers[key].decides))
+
+    return [key for key in fields if key in given and key in readers and not printed(key) and not inherited(key)]
 
 
 def _shown(value: Any) -> str:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-SHORT = 256
-"""Places among which comparing all with all is faster than sorting."""
 Score = Literal["confidence", "margin", "entropy", "order"]
 Confidence = Annotated[float, Field(ge=0, le=1, description="commit at this confidence")]
 
@@ -217,11 +215,6 @@ def _first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[
     """The `count` best of each row."""
     import torch
 
-    from dlm.kernels import native
-    from dlm.kernels.dispatch import on_native
-
-    if score.shape[-1] <= SHORT and on_native(score):
-        return native.first(score, masked, count)
     _, order = _ranked(score, masked)
     taken = torch.arange(score.shape[-1], device=score.device) < count[:, None]
     return torch.zeros_like(masked).scatter(-1, order, taken) & masked
