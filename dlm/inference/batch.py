@@ -112,6 +112,7 @@ class Batch:
         self.stepper.forget()
         for seq in list(self.sequences.values()):
             seq.pages.drop()  # the pool is cleared below
+            seq.parked = None
             if seq.final is not None:
                 self._end(seq, seq.final)
             elif seq.begun:

@@ -122,8 +122,9 @@ class Engine:
         """End a request; it gives no further event. Its pages are free as soon as no step is running."""
         with HeldInterrupts(), self.owner.left:
             seq = self._under_way(request_id)
+            self.owner.inbox.append(lambda: self.batch.forget(seq))
             del self.batch.sequences[request_id]
-            self.owner.do(lambda: self.batch.forget(seq))
+            self.owner.settle()
 
     def close(self) -> None:
         """End all requests with an error event, and give the pages' memory back. No further request is taken."""
@@ -286,8 +287,9 @@ class Engine:
             now = time.monotonic()
             seq.number, self.batch.arrivals = self.batch.arrivals, self.batch.arrivals + 1
             seq.times, seq.deadline = Times(queued=now), None if deadline is None else now + deadline
+            self.owner.inbox.append(lambda: self.batch.admit(seq))  # first: what is registered must not be forgotten
             self.batch.sequences[name] = seq
-            self.owner.do(lambda: self.batch.admit(seq))
+            self.owner.settle()
         return seq
 
     def _under_way(self, name: str) -> Sequence:

@@ -39,8 +39,12 @@ class Ownership:
 
     def do(self, action: Action) -> None:
         """Do it now, or as soon as the step that runs is over."""
+        self.inbox.append(action)
+        self.settle()
+
+    def settle(self) -> None:
+        """Do what stands in the inbox, unless a step is running, which will see to it."""
         with HeldInterrupts(), self.left:
-            self.inbox.append(action)
             if self._vacant():
                 self._whole()
 

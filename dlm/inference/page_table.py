@@ -1,8 +1,6 @@
-"""One request's pages: which it holds, how far their keys are final, and what they held when it was parked."""
+"""One request's pages: which it holds, and how far their keys are final."""
 
 from dataclasses import dataclass, field
-
-from torch import Tensor
 
 from dlm.inference.pages import PagePool
 
@@ -13,12 +11,12 @@ class PageTable:
 
     branches: int = 1
     tables: list[list[int]] = field(default_factory=list)
+    epoch: int = 0
+    """That of the pool when its pages were taken: a pool that was cleared since then wants none back."""
     version: int = 0
     """Counts the changes of `tables`."""
     digests: list[list[bytes]] = field(default_factory=list)
     """Of the first pages of each branch: a digest of the page's tokens and of all before it."""
-    parked: list[Tensor] | None = None
-    """What the pages held when the request had to give them up, in the host's memory."""
     clean: int = 0
     """Exact cache: positions under this one have their final keys in the pages."""
     refreshed: int | None = None
@@ -31,8 +29,9 @@ class PageTable:
         """Pages now, of all branches."""
         return sum(map(len, self.tables))
 
-    def begin(self) -> None:
-        """Hold no page yet, in any branch."""
+    def begin(self, pool: PagePool) -> None:
+        """An empty list of pages for each branch."""
+        self.epoch = pool.epoch
         self.tables = [[] for _ in range(self.branches)]
         self.digests = [[] for _ in range(self.branches)]
 
@@ -63,32 +62,12 @@ class PageTable:
             pool.release(table[pages:])
             del table[pages:], digests[pages:]
 
-    def park(self, pool: PagePool) -> None:
-        """Copy what the pages hold into the host's memory, and give them back."""
-        self.parked = [pool.read(table) for table in self.tables]
-        self.release(pool)
-
-    def resume(self, pool: PagePool) -> None:
-        """Take pages again, and write into them what they held."""
-        assert self.parked is not None
-        self.begin()
-        for table, content in zip(self.tables, self.parked, strict=True):
-            pages = pool.allocate(content.shape[2])
-            assert pages is not None
-            pool.write(pages, content)
-            table += pages
-        self.parked = None
-        self.version += 1
-
     def release(self, pool: PagePool) -> None:
-        """Give all pages back. Unless it was parked, the request has to begin anew."""
+        """Give all pages back."""
         tables, self.tables, self.digests = self.tables, [], []
-        for table in tables:
+        for table in tables if self.epoch == pool.epoch else []:
             pool.release(table)
-        if self.parked is None:
-            self.clean = 0
 
     def drop(self) -> None:
         """Hold nothing, where the pool was cleared."""
-        self.tables, self.digests, self.parked = [], [], None
-        self.clean, self.refreshed = 0, None
+        self.tables, self.digests, self.clean, self.refreshed = [], [], 0, None

@@ -45,6 +45,8 @@ class PagePool:
         self.v = torch.empty(shape, device=device, dtype=dtype)
         self.rope: tuple[Tensor, Tensor] | None = None
         """cos and sin of the positions that keys on its pages have had so far."""
+        self.epoch = 0
+        """Counts how often it was cleared."""
         self.users = np.zeros(num_pages, np.int32)
         self.digests: dict[int, bytes] = {}
         self.pages: dict[bytes, int] = {}
@@ -116,7 +118,8 @@ class PagePool:
         self.k[:, index], self.v[:, index] = content.to(self.k.device)
 
     def clear(self) -> None:
-        """All pages blank, whoever held them."""
+        """All pages blank, whoever held them: nobody gives any back."""
+        self.epoch += 1
         self.users[:] = 0
         self.digests, self.pages, self.idle = {}, {}, OrderedDict()
 

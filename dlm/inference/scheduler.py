@@ -8,6 +8,7 @@ import numpy as np
 from dlm.errors import UserError
 from dlm.inference.config import EngineConfig
 from dlm.inference.pages import PagePool, digest
+from dlm.inference.parking import park, resume
 from dlm.inference.sequence import Sequence
 from dlm.inference.spans import CACHES, Span, full
 
@@ -161,32 +162,31 @@ class Scheduler:
     def _admit(self, seq: Sequence, budget: int) -> Span | None:
         """Begin or take up a request if it fits now."""
         pages, held = seq.pages, 0
-        if pages.parked is not None:
-            held = pages.parked[0].shape[2]
+        if seq.parked is not None:
+            held = seq.parked.pages
             if held * seq.branches > self.pool.free:
                 return None
         else:
-            pages.begin()
+            pages.begin(self.pool)
             self._reuse(seq)
         span = self._fit(seq, budget)
         needed = max(held, self.pool.pages_for(span.visible)) * seq.branches - pages.held if span is not None else 0
         if span is None or needed > self.pool.free:
             pages.release(self.pool)
+            if seq.parked is None:
+                pages.clean = 0
             return None
-        if pages.parked is not None:
-            pages.resume(self.pool)
-            seq.strategy.resume(seq, seq.parked_memory)
-            seq.parked_memory = None
+        if seq.parked is not None:
+            resume(seq, self.pool)
         grown = pages.grow(self.pool, self.pool.pages_for(span.visible))
         assert grown
         return span
 
     def _park(self, seq: Sequence) -> None:
-        """Take a running request's pages; what they hold waits in the host's memory."""
+        """Take a running request's pages, and queue it in its old place."""
         self.preemptions += 1
         self.running.remove(seq)
-        seq.parked_memory = seq.strategy.park(seq)
-        seq.pages.park(self.pool)
+        park(seq, self.pool)
         place = next((i for i, other in enumerate(self.waiting) if other.number > seq.number), len(self.waiting))
         self.waiting.insert(place, seq)
 

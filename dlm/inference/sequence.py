@@ -18,6 +18,7 @@ from dlm.inference.request import Outcome, Request
 from dlm.models.config import ModelConfig
 
 if TYPE_CHECKING:
+    from dlm.inference.parking import Parked
     from dlm.inference.recording import Recorder
     from dlm.inference.strategies.strategy import Strategy
     from dlm.inference.texts import TextStream
@@ -67,8 +68,7 @@ class Sequence:
     """Those still to come."""
     memory: Any = None
     """What its strategy remembers of it beside these."""
-    parked_memory: Any = None
-    """What its strategy handed over when it was parked."""
+    parked: "Parked | None" = None
 
     def __post_init__(self) -> None:
         plan, settings = self.decoding.plan, self.decoding.settings

@@ -132,7 +132,9 @@ class CheckpointConfig(Section):
 class LogConfig(Section):
     """Where numbers go. metrics.jsonl in the run folder is always written."""
 
-    READERS: ClassVar[Readers] = {"project": Reader(decides="trackers", where="with trackers", reads=lambda log: bool(log.trackers))}
+    READERS: ClassVar[Readers] = {
+        "project": Reader(decides="trackers", where="with trackers", reads=lambda log: bool(log.trackers))
+    }
 
     every: int = Field(default=10, ge=1, description="steps between lines")
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(

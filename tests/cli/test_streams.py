@@ -36,6 +36,7 @@ needs_full = pytest.mark.skipif(
 def infer(*argv: str | bytes, stdin: bytes | None = None, stdout=subprocess.PIPE, **environment: str):
     """`dlm-infer` around a fake model, in a process of its own."""
     command = [sys.executable, "-c", FAKE, *argv]
+    buffered = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
     given = subprocess.DEVNULL if stdin is None else None
     return subprocess.run(
         command,
@@ -44,17 +45,25 @@ def infer(*argv: str | bytes, stdin: bytes | None = None, stdout=subprocess.PIPE
         stdout=stdout,
         stderr=subprocess.PIPE,
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env={**buffered, **environment},
     )
 
 
 @needs_full
-@pytest.mark.parametrize("argv", [["--help"], ["--prompt", "a", "--quiet"], ["--prompt", "a", "--json"]])
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["--prompt", "a", "--quiet"], ["--prompt", "a", "--json"]])
 def test_a_full_disk_behind_standard_output(argv):
     with open("/dev/full", "wb") as full:
         done = infer(*argv, stdout=full)
     assert done.returncode == 2
     assert done.stderr == b"dlm-infer: the output cannot be written: No space left on device\n"
+
+
+def test_a_reader_that_leaves():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = infer("--prompt", "a", "--quiet", stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("environment", [ASCII, C], ids=["PYTHONIOENCODING", "LC_ALL"])

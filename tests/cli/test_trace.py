@@ -83,6 +83,7 @@ def test_times_say_what_they_are(command):
     lines = dict(line.split(maxsplit=1) for line in command("stats")[1].splitlines())
     local = datetime.fromisoformat(stats["first"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     assert lines["first:"] == local and lines["dictionaries:"] == "none" and lines["models:"] == "sudoku: 1, pico: 2"
+    assert command("ls")[1].splitlines()[-1].startswith(f"{local}  ")
     assert len(command("ls", "--since", "99999999999d")[1].splitlines()) == 3
     command("gc", "--keep", "0")
     assert (

@@ -46,6 +46,23 @@ def test_several_draws_of_one_sequence_have_an_honest_standard_error():
     assert found.bits_per_byte[0] == pytest.approx(found.nats / 8 / 0.6931471805599453)
 
 
+def test_the_error_is_that_of_the_mean_of_all_draws():
+    found = estimate(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), tokens=8)
+    assert (found.nats, found.error) == (4.0, 1.0)  # the mean of 1 and 3 has a variance of 2 / 2
+
+
+def test_the_draws_of_a_sequence_mask_every_number_of_tokens_once():
+    network, ids, counts = tiny_network(), torch.tensor([IDS]).repeat(50, 1), []
+
+    def nats(shown, asked):
+        counts.append(asked.sum(-1))
+        return nats_of(network, ids)(shown, asked)
+
+    likelihood_bound(nats, ids, MASK, samples=LENGTH)
+    assert (torch.stack(counts).sort(0).values == torch.arange(1, LENGTH + 1)[:, None]).all()
+    assert len({tuple(row) for row in torch.stack(counts).T.tolist()}) == LENGTH  # the first is any
+
+
 def test_a_conditional_bound_masks_the_answer_only():
     network = tiny_network()
     seen = []

@@ -29,7 +29,9 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 def test_greedy_takes_the_highest_and_ties_go_to_the_lower_id():
     logits = torch.tensor([[0.0, 3, 1, 3, 0, 0, 0, 0], [1.0, 1, 1, 1, 1, 1, 1, 1]])
-    assert choose(logits, mask_id=None).token.tolist() == [1, 0]
+    signals = choose(logits, mask_id=None)
+    assert signals.token.tolist() == [1, 0]
+    assert signals.top[1].tolist() == [[1, 3], [0, 1]]
 
 
 @pytest.mark.parametrize("v", [8, 1000, 1024, 4096])
@@ -108,7 +110,7 @@ def test_a_draw_depends_on_its_address_alone():
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30])
 def test_the_coldest_draw_is_greedy(temperature):
-    logits = random_logits(20)
+    logits = 1e10 * random_logits(20)
     cold = choose(logits, mask_id=MASK, temperature=temperature, address=address(20))
     assert torch.equal(cold.token, choose(logits, mask_id=MASK).token)
 

@@ -40,6 +40,10 @@ def reach_threshold(scores, masked, quota, rule):
     return {i for i in masked if scores[i] >= rule.threshold} | set(by_rank(scores, masked)[:1])
 
 
+def sure_enough(scores, masked, quota, rule):
+    return {i for i in masked if scores[i] <= rule.entropy_threshold} | set(by_rank(scores, masked, sign=1)[:1])
+
+
 def reach_factor(scores, masked, quota, rule):
     accepted = set()
     for n, i in enumerate(by_rank(scores, masked), start=1):
@@ -83,6 +87,7 @@ CASES = [
     (Factor(factor=100.0), reach_factor),
     (EntropyBound(gamma=0.5), within_bound),
     (EntropyBound(gamma=0.0), within_bound),
+    (EntropyThreshold(entropy_threshold=0.25), sure_enough),
     (Hierarchical(threshold=0.75, tau_low=0.25), lead_runs),
     (Hierarchical(threshold=1.0, tau_low=0.0), lead_runs),
     (Credit(threshold=0.75), reach_threshold),
@@ -155,7 +160,7 @@ def test_schedule_shares_out_what_is_masked():
             assert sum(shares) == masked
             assert shares == sorted(shares, reverse=True)
             assert max(shares) - min(shares) <= 1
-    assert schedule(3, 2, 9) == 1  # masked again later
+    assert schedule(1, 2, 1) == schedule(3, 4, 9) == 1  # masked again later
 
 
 def test_credit_against_the_formula():
@@ -202,3 +207,29 @@ def test_a_rule_s_settings_are_those_of_the_sampler():
         assert SamplerConfig(rule=name).decode_rule == rule()  # defaults stand in one place
         for setting, kind in rule.settings().items():  # rules that share a setting agree on it
             assert repr(kind) == repr(RULES[READ_BY[setting][0]].settings()[setting])
+        assert hasattr(Signals, rule.score) or rule.score == "order"
+    scores = {name: rule.score for name, rule in RULES.items() if rule.score != "confidence"}
+    entropies = dict.fromkeys(("entropy", "entropy_bound", "entropy_threshold"), "entropy")
+    assert scores == {"random": "order", "margin": "margin", **entropies}
+
+
+def signals_of(p: list[list[float]]) -> Signals:
+    table = torch.tensor(p)
+    return Signals(table.argmax(-1), table, mask_id=None)
+
+
+def test_edits_replace_by_another_token_above_the_threshold():
+    signals = signals_of([[0.8, 0.2], [0.8, 0.2], [0.6, 0.4], [0.8, 0.2], [0.7, 0.3]])
+    current = torch.tensor([1, 0, 1, 1, 1])
+    committed = torch.tensor([True, True, True, False, True])
+    gone, token = edits(signals, current, committed, 0.7)
+    assert gone.tolist() == [True, False, False, False, False]  # the last one equals the threshold
+    assert token[gone].tolist() == [0]
+
+
+def test_remasks_are_bounded():
+    signals = signals_of([[0.8, 0.2], [0.8, 0.2], [0.8, 0.2], [0.8, 0.2]])
+    current = torch.tensor([1, 0, 1, 1])
+    committed = torch.tensor([True, True, True, False])
+    again = remasks(signals, current, committed, torch.tensor([0, 0, 1, 0]), 0.3)
+    assert again.tolist() == [True, False, False, False]

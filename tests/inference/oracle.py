@@ -63,6 +63,29 @@ def block_diffusion(lm: LM, prompt: list[int], gen_length: int, block_length: in
     return canvas[len(prompt) : len(prompt) + gen_length]
 
 
+def credit(lm: LM, prompt: list[int], gen_length: int, block_length: int, threshold: float) -> list[int]:
+    """dInfer's credit decoding (arXiv 2510.08666): favourites of earlier steps are believed sooner."""
+    mask, vocabulary = lm.config.mask_token_id, range(lm.config.vocab_size)
+    canvas = [*prompt, *[mask] * gen_length]
+    for start in range(len(prompt), len(canvas), block_length):
+        block = range(start, start + block_length)
+        earned = {position: np.zeros(len(vocabulary)) for position in block}
+        while any(canvas[position] == mask for position in block):
+            rows, found = logits_of(lm, canvas), []
+            for position in block:
+                if canvas[position] == mask:
+                    favourite = max((t for t in vocabulary if t != mask), key=lambda t, p=position: rows[p][t])
+                    earned[position] *= 0.8
+                    earned[position][favourite] += softmax(rows[position])[favourite] ** 0.2
+                    row = rows[position] + 0.7 * np.log1p(earned[position])
+                    token = max((t for t in vocabulary if t != mask), key=lambda t, row=row: row[t])
+                    found.append((-softmax(row)[token], position, token))
+            for confidence, position, token in found:
+                if -confidence >= threshold or (confidence, position, token) == min(found):
+                    canvas[position] = token
+    return canvas[len(prompt) :]
+
+
 def left_to_right(lm: LM, prompt: list[int], gen_length: int) -> list[int]:
     """Greedy autoregression."""
     canvas = list(prompt)
@@ -90,14 +113,15 @@ def fast_dllm(
         pair = (x[..., : x.shape[-1] // 2] + 1j * x[..., x.shape[-1] // 2 :]) * turn
         return np.concatenate((pair.real, pair.imag), -1)
 
-    def forward(positions: list[int]) -> np.ndarray:
+    def forward(positions: list[int], first: int) -> np.ndarray:
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             asked, keys, values = (x[0].double().numpy() for x in (q, k, v))
             asked, keys = rotated(asked, positions), rotated(keys, positions)
             if len(positions) == len(canvas):
                 cache[layer] = keys, values
             else:
-                cache[layer][0][positions], cache[layer][1][positions] = keys, values
+                own = positions[positions.index(first) :]  # the row before them is read, and keeps the keys it had
+                cache[layer][0][own], cache[layer][1][own] = keys[-len(own) :], values[-len(own) :]
             keys, values = (np.repeat(x, heads // groups, 1) for x in cache[layer])
             score = np.einsum("qhe,khe->hqk", asked, keys) / np.sqrt(keys.shape[-1])
             weight = np.exp(score - score.max(-1, keepdims=True))
@@ -109,19 +133,19 @@ def fast_dllm(
             hidden = network.hidden(ids, torch.tensor([positions]), attend=attend)
             return network.head(hidden)[0].double().numpy()
 
-    forwards, share = 0, steps // (gen_length // block_length)
+    forwards, share, shift = 0, steps // (gen_length // block_length), int(lm.config.shifted_logits)
     for start in range(len(prompt), len(canvas), block_length):
         block = range(start, start + block_length)
         step = 0
         while any(canvas[position] == mask for position in block):
-            later = block if dual else range(start, len(canvas))
+            later = range(start - shift, start + block_length if dual else len(canvas))
             shown = list(later if step else range(len(canvas)))
-            rows = forward(shown)
+            rows = forward(shown, start)
             forwards += 1
             found = []
             for position in block:
                 if canvas[position] == mask:
-                    row = rows[shown.index(position)]
+                    row = rows[shown.index(position - shift)]
                     token = max((t for t in range(len(row)) if t != mask), key=lambda t, row=row: row[t])
                     found.append((-softmax(row)[token], position, token))
             found.sort()

@@ -87,10 +87,11 @@ def test_the_kernels_twins_give_the_same_tokens(family, monkeypatch):
 
 @pytest.mark.parametrize("threshold", [None, 0.3])
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("family", ["llada", "Dream"])
 @pytest.mark.parametrize(("gen_length", "block_length", "steps"), [(16, 8, 8), (12, 4, 12), (16, 16, 5)])
-def test_prefix_and_dual_are_fast_dllms(cache, threshold, gen_length, block_length, steps):
+def test_prefix_and_dual_are_fast_dllms(family, cache, threshold, gen_length, block_length, steps):
     for seed in range(2):
-        lm, prompt = tiny_lm(seed, spread=0.4), ids(seed, 3 + 5 * seed)
+        lm, prompt = tiny_lm(seed, spread=0.4, **FAMILIES[family]), ids(seed, 3 + 5 * seed)
         expected = oracle.fast_dllm(lm, prompt, gen_length, block_length, steps, cache == "dual", threshold)
         numbers = {"gen_length": gen_length, "block_length": block_length, "steps": steps}
         rule = {} if threshold is None else {"rule": "threshold", "threshold": threshold}
@@ -119,6 +120,13 @@ def test_dual_asks_less_of_the_network_than_prefix_and_prefix_less_than_none():
     assert rows["none"] == 32 * 40
     assert rows["prefix"] == full + 7 * (32 + 24 + 16 + 8)
     assert rows["dual"] == full + 28 * 8
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_a_finished_block_is_recomputed_for_some_steps(delay):
+    engine = dlm.Engine(tiny_lm(), cache="dual", refresh_interval=100, cache_delay=delay)
+    engine.generate([ids(0, 8)], gen_length=8, block_length=4, steps=8)
+    assert engine.stats().rows == 16 + 3 * 4 + 4 * 4 + delay * 4  # all, the first block, the second, the first again
 
 
 @pytest.mark.parametrize("cache", ["none", "dual", "exact"])

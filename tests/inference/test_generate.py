@@ -53,6 +53,16 @@ def test_is_lladas_algorithm(gen_length, block_length, steps, cfg_scale):
         assert result.finish_reason == "length"
 
 
+@pytest.mark.parametrize("threshold", [0.4, 0.9])
+def test_credit_is_dinfers(threshold):
+    for seed in range(3):
+        lm, prompt = tiny_lm(seed, spread=0.4), ids(seed, 3 + 4 * seed)
+        expected = oracle.credit(lm, prompt, 16, 8, threshold)
+        settings = {"gen_length": 16, "block_length": 8, "rule": "credit", "threshold": threshold}
+        assert dlm.generate(lm, [prompt], **settings)[0].tokens == expected
+        assert dlm.generate(lm, [prompt], **{**settings, "rule": "threshold"})[0].tokens != expected
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_prompt_gets_the_same_alone_and_in_a_crowd(rule, temperature):

@@ -206,8 +206,7 @@ def test_a_signal_waits_for_the_end_of_the_step():
         names = [engine.add_request(prompt, **LONG) for prompt in prompts(2)]
         events = []
         with pytest.raises(KeyboardInterrupt):
-            for event in engine.stream():
-                events.append(event)
+            events.extend(engine.stream())
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         events += engine.stream()
     finally:
@@ -261,7 +260,7 @@ def test_events_tell_times_and_how_sure_the_model_was(tmp_path):
     assert all(event.confidence is None for event in events if event.request_id == plain)
     times = mine[-1].times
     assert times.queued <= times.started <= times.first_block <= times.done
-    assert mine[0].times.first_block == times.first_block and len(mine) == 2
+    assert mine[0].times.first_block == times.first_block and len(mine) > 2
 
 
 def test_reload_forgets_pages_that_other_weights_made():

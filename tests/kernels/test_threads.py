@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -72,6 +73,15 @@ print(threads.FIXED, dict(os.environ) == before)
     for given, fixed in (({}, False), ({"OMP_NUM_THREADS": "2"}, True), ({"OMP_WAIT_POLICY": "PASSIVE"}, True)):
         done = subprocess.run([sys.executable, "-c", code], env=environment | given, capture_output=True, text=True)
         assert done.stdout == f"{fixed} True\n", done.stderr
+
+
+def test_idle_cores_and_those_of_others_do_not_count(monkeypatch):
+    counts = "cpu 9 9 9 9 9 9 9 9 0 0\ncpu0 10 1 20 4000 500 2 3 4 0 0\ncpu1 9 9 9 9 9 9 9 9 0 0\nintr 7\n"
+    monkeypatch.setattr(threads, "Path", lambda name: types.SimpleNamespace(read_text=lambda: counts))
+    monkeypatch.setattr(threads.os, "sysconf", lambda name: 100)
+    watch = Watch()
+    watch.names = {"cpu0"}
+    assert watch._busy() == pytest.approx((10 + 1 + 20 + 2 + 3 + 4) / 100)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs Linux's counts")

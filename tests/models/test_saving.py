@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import resource
 from pathlib import Path
 
@@ -151,6 +152,27 @@ def test_new_folders_may_hold_what_a_repository_starts_with(tmp_path: Path) -> N
     assert (tmp_path / "m" / "README.md").read_text() == "# m"
 
 
+def test_everything_is_on_the_disk_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, order, fsync, replace = tiny.model("dlm"), [], os.fsync, os.replace
+
+    def syncing(file: int) -> None:
+        order.append(("sync", Path(os.readlink(f"/proc/self/fd/{file}")).name))
+        fsync(file)
+
+    def moving(source: Path, target: Path) -> None:
+        order.append(("move", Path(target).name))
+        replace(source, target)
+
+    dlm.save(lm, tmp_path / "m")
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "replace", moving)
+    dlm.save(lm, tmp_path / "m")
+    moved = [name for deed, name in order if deed == "move"]
+    assert set(moved) == PLAIN | set(portable.CODE) and moved[-1] == "config.json"
+    assert all(order.index(("sync", name)) < order.index(("move", name)) for name in moved)
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in (tmp_path / "m").iterdir())
+
+
 def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = tiny.model("dlm")
     (tmp_path / "file").write_text("")
@@ -165,7 +187,8 @@ def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         dlm.save(lm, tmp_path / "m")
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [True, False])  # whose files are written first; without them the weights fail
+def test_a_full_disk_leaves_what_was_there(code: bool, tmp_path: Path) -> None:
     lm, ids = tiny.model("dlm"), tiny.tokens()
     dlm.save(lm, tmp_path / "m")
     wide = tiny.model("dlm", hidden_size=64)
@@ -173,7 +196,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, before[1]))  # as a disk that is full: a write fails half-way
     try:
         with pytest.raises(UserError, match=r"m cannot be written \(.*File too large.*\): give a folder .* room"):
-            dlm.save(wide, tmp_path / "m")
+            dlm.save(wide, tmp_path / "m", code=code)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert names(tmp_path / "m") == PLAIN | set(portable.CODE)

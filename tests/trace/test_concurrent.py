@@ -282,6 +282,19 @@ def test_a_transaction_that_was_interrupted_takes_no_other_along(path):
             assert other.pieces("tok") is not None and len(other) == 3
 
 
+def test_a_transaction_that_fails_keeps_nobody_waiting(path):
+    def work(store: TraceStore) -> None:
+        with store.database.transaction():
+            store.database.sql.execute("DELETE FROM traces")
+            raise ZeroDivisionError
+
+    with TraceStore(path) as store:
+        fill(store, 0, 3)
+        with pytest.raises(ZeroDivisionError):
+            work(store)
+        assert not store.database.sql.in_transaction and len(store) == 3
+
+
 def test_an_accepted_trace_cannot_be_cancelled(path):
     with TraceStore(path) as store:
         done = store.put(made("r0", 0, 0))

@@ -34,7 +34,8 @@ def disordered(tmp_path) -> Iterator[Path]:
     content = path.read_bytes()
     assert content.count(varint(last)) == 1
     at = content.index(varint(last))
-    path.write_bytes(content[: at + 1] + bytes((content[at + 1] ^ 1 << 6,)) + content[at + 2 :])
+    highest = 1 << (content[at] & 127).bit_length() - 1  # set, whatever the time: without it the key is the lowest
+    path.write_bytes(content[:at] + bytes((content[at] ^ highest,)) + content[at + 1 :])
     return path
 
 
@@ -59,6 +60,24 @@ def test_every_walk_through_a_disordered_store_ends(disordered, tmp_path):
         assert not report.ok and report.traces == COUNT - 1
         assert not any("fsck" in line for line in (*report.database, *report.damaged.values()))
         assert digest(store["r7"]) == digest(made("r7", 7, 0))
+
+
+def test_rows_out_of_order_are_noticed_though_the_index_agrees(disordered):
+    with TraceStore(disordered, create=False) as store:
+        last = next(
+            at
+            for (at,) in store.database.query(
+                "SELECT at FROM traces INDEXED BY sqlite_autoindex_traces_1 WHERE id = 'r19'"
+            )
+        )
+    content, there = disordered.read_bytes(), last.to_bytes(6, "big")
+    assert content.count(there) == 1
+    lower = last ^ 1 << last.bit_length() - 1  # as in the row
+    disordered.write_bytes(content.replace(there, lower.to_bytes(6, "big")))
+    with TraceStore(disordered, create=False) as store:
+        for walk in (store.ls, lambda: store.ls(newest=5)):
+            with pytest.raises(UserError, match="the order of its traces is damaged"):
+                walk()
 
 
 def test_what_traces_share_is_checked_too(tmp_path):
@@ -117,6 +136,19 @@ def test_tables_that_were_changed_are_refused(tmp_path):
     path.write_bytes(content.replace(b"at INTEGER PRIMARY KEY", b"at INTEGES PRIMARY KEY"))  # then `at` is no key
     with pytest.raises(UserError, match="its tables are not those of a trace store: the file is damaged"):
         TraceStore(path)
+
+
+def test_an_id_that_is_no_text_any_more_harms_no_other(tmp_path):
+    path = tmp_path / "t.db"
+    with TraceStore(path) as store:
+        for name in ("first", "the-second", "third"):
+            store.put(made(name, 1, 0))
+    content = path.read_bytes()
+    assert content.count(b"the-second") == 2  # in its row, and in the index
+    path.write_bytes(content.replace(b"the-second", b"the-sec\xe5nd"))
+    with TraceStore(path) as store:
+        report = store.fsck()
+        assert report.traces == 2 and len(report.damaged) == 1 and not report.database
 
 
 def test_errors_that_sqlite_words_in_broken_text(tmp_path):

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from dlm.diffusion.loss import token_losses
 from dlm.diffusion.noise import EPSILON, mask_probability
 from dlm.diffusion.rng import Purpose, uniform
 from dlm.training.batch import Batch
@@ -193,3 +195,11 @@ def test_levels_of_blocks_are_spread_over_samples_and_blocks_and_can_be_narrowed
     assert free.shape == (2000, 3) and 0.3 <= free.min() < 0.31 and 0.79 < free.max() <= 0.8
     assert free.mean(0).tolist() == pytest.approx([0.55] * 3, abs=0.02)
     assert abs(torch.corrcoef(free.T)[0, 1].item()) < 0.1
+
+
+def test_losses_of_half_precision_are_in_full_precision() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    targets = torch.arange(6)
+    found = token_losses(logits, targets)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), F.cross_entropy(logits.double(), targets, reduction="none"))
