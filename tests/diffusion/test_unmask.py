@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from dlm.diffusion.choose import Signals
+from dlm.diffusion.edit import edits, remasks
 from dlm.diffusion.unmask import (
     RULES,
     Credit,
