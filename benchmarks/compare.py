@@ -125,6 +125,8 @@ def row_config(name: str, seed: int, out: Path, extra: Path | None = None) -> "T
     for section in (section for table in tables for section in table):
         merged[section] = {key: value for table in tables for key, value in table.get(section, {}).items()}
     merged["train"]["seed"] = seed
+    if "init_from" in merged["train"]:
+        del merged["model"]  # base.toml's is for new networks
     return toml.check(TrainConfig, merged, f"configs/compare/{name}.toml")
 
 

@@ -8,7 +8,8 @@ from dlm.bench.run import SUBCOMMANDS, measure, wanted
 from dlm.config import nearest
 from dlm.errors import UserError
 
-from .options import Command, Flag, model_flag
+from .flags import Flag, model_flag
+from .options import Command
 
 WIDTH = 200
 MODEL_KEYS = {"quality": "quality.models", "tokenizer": "tokenizer.path"}

@@ -4,9 +4,9 @@ import sys
 from typing import Any
 
 from dlm.errors import UserError
-from dlm.inference.config import InferConfig, JobConfig
 
-from .infer import decode
+from .config import InferConfig, JobConfig
+from .decode import decode
 from .jobs import name_of
 from .show import Printer, lm_of, recording
 from .streams import standard_input, unicode

@@ -7,27 +7,33 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pydantic import BaseModel
+
 from dlm.fields import Field, fields, type_name
 
-from .options import COMMON_FLAGS, Command
+from .flags import COMMON_FLAGS, Flag
 
 BOLD, CYAN, YELLOW, PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[33m", "\x1b[0m"
 
 
-def print_help(command: Command) -> None:
+def print_help(name: str, summary: str, flags: Iterable[Flag], config: type[BaseModel]) -> None:
     """Write the page to standard output. Plain text rather than rich: importing rich takes longer than all the rest."""
-    print("\n".join(page(command, width=shutil.get_terminal_size((100, 24)).columns, color=sys.stdout.isatty())))
+    print(
+        "\n".join(page(name, summary, flags, config, shutil.get_terminal_size((100, 24)).columns, sys.stdout.isatty()))
+    )
 
 
-def page(command: Command, width: int, color: bool) -> Iterator[str]:
+def page(
+    name: str, summary: str, flags: Iterable[Flag], config: type[BaseModel], width: int, color: bool
+) -> Iterator[str]:
     """The lines of the page."""
-    yield from textwrap.wrap(command.summary, width)
-    yield f"\nUsage: {command.name} [OPTION]… [--section.key VALUE]…\n"
+    yield from textwrap.wrap(summary, width)
+    yield f"\nUsage: {name} [OPTION]… [--section.key VALUE]…\n"
     yield _paint("Options", BOLD, color)
-    for flag in (*command.flags, *COMMON_FLAGS):
+    for flag in (*flags, *COMMON_FLAGS):
         repeat = " Repeatable." if flag.repeatable else ""
         yield from _entry(f"{flag.name} {flag.metavar}".rstrip(), "", flag.help + repeat, width, color)
-    for section, entries in _sections(fields(command.config)).items():
+    for section, entries in _sections(fields(config)).items():
         heading = f"[[{section[:-2]}]]" if section.endswith(".N") else f"[{section}]" if section else "Top of the file"
         yield "\n" + _paint(heading, BOLD, color)
         for entry in entries:

@@ -1,21 +1,13 @@
 """`dlm-infer`: decode prompts, infill holes, solve Sudoku, chat. Knows no algorithm: it collects, calls `dlm`, and shows."""
 
 import os
-import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from dlm.errors import UserError
-from dlm.inference.config import EngineConfig, InferConfig, JobConfig
-
-from .jobs import batches, collect, has_holes
-from .options import Command, Flag, Options, model_flag
-
-if TYPE_CHECKING:
-    from dlm import LM, Generation
-
-    from .show import Printer
+from .config import InferConfig
+from .flags import Flag, model_flag
+from .jobs import batches, collect
+from .options import Command, Options
 
 COMMAND = Command(
     name="dlm-infer",
@@ -66,6 +58,7 @@ def _work(config: InferConfig, options: Options) -> None:
         return chat(config)
     jobs = collect(config, options)
 
+    from .decode import decode
     from .show import Printer, lm_of, names_of, recording
 
     output, trace = options.value("--output"), config.trace
@@ -76,45 +69,6 @@ def _work(config: InferConfig, options: Options) -> None:
     with Printer(config.output, output) as printer, recording(trace, names) as printer.store:
         for batch in batches(jobs, 1 if printer.shows_steps else config.batch_size):
             decode(lm_of(batch[0].model), batch, printer, config.engine)
-
-
-def decode(
-    lm: "LM", batch: Sequence[JobConfig], printer: "Printer", engine: EngineConfig, said: str | None = None
-) -> "list[Generation]":
-    """Run one batch of jobs alike through `dlm.generate` or `dlm.infill`, and show it.
-
-    Results name the prompt they answer: the job's own text or puzzle or, of a conversation, what the user `said` last.
-    """
-    import dlm
-
-    prompts = [lm.encode(job.sudoku) if job.sudoku is not None else str(job.prompt) for job in batch]
-    names = [job.request_id for job in batch]
-    settings = batch[0].sampler.model_dump() | engine.model_dump(exclude_unset=True)
-    if printer.store is not None:
-        settings["trace"] = printer.store
-    run = dlm.generate
-    if has_holes(batch[0]):
-        del settings["gen_length"], settings["stop"]  # the holes have their own length
-        run = dlm.infill
-    try:
-        with printer.watch(lm, batch[0]) as view:
-            on_step = None if view is None else view.on_step
-            results = run(lm, prompts, request_ids=names, on_step=on_step, **settings)
-    except KeyboardInterrupt as stop:
-        printer.interrupted(lm, batch, getattr(stop, "results", ()), said)
-        raise
-    except UserError as error:
-        raise UserError(_placed(str(error), batch)) from None
-    for number, result in enumerate(results):  # the samples of one prompt stand next to each other
-        printer.show(lm, batch[number // batch[0].sampler.num_samples], result, said)
-    return results
-
-
-def _placed(message: str, batch: Sequence[JobConfig]) -> str:
-    """A message about "prompt 3" with the place where that prompt was written."""
-    found = re.match(r"prompt (\d+)\b:?", message)
-    place = batch[int(found[1])].place if found is not None else ""
-    return message if found is None or not place else f"{place}:{message[found.end() :]}"
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from typing import Any
 
 from dlm.config import check
 from dlm.errors import UserError
-from dlm.inference.config import InferConfig, JobConfig
 
+from .config import InferConfig, JobConfig, unread_of
 from .options import Options
 from .streams import standard_input, unicode
 
@@ -119,7 +119,10 @@ def _text(name: str) -> str:
 
 def _lines(config: InferConfig, name: str) -> Iterator[tuple[JobConfig, str]]:
     """One job a line: a string, or an object with the keys of [[job]]; its sampler lies over the shared one."""
-    shared = {"model": config.model.model_dump(), "sampler": config.sampler.model_dump()}
+    shared = {
+        name: {key: getattr(section, key) for key in section.model_fields_set}
+        for name, section in (("model", config.model), ("sampler", config.sampler))
+    }
     for number, line in enumerate(_text(name).split("\n"), start=1):
         where = f"{name} line {number}"
         if not line.strip():
@@ -142,4 +145,7 @@ def _lines(config: InferConfig, name: str) -> Iterator[tuple[JobConfig, str]]:
         for section, values in shared.items():
             own = entry.get(section, {})
             entry[section] = {**values, **own} if isinstance(own, dict) else own
-        yield check(JobConfig, entry, where), where
+        job = check(JobConfig, entry, where)
+        if (problem := unread_of(job.sampler, config.sampler)) is not None:
+            raise UserError(f"{where}: sampler: {problem}")
+        yield job, where

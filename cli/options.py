@@ -14,19 +14,9 @@ from dlm.errors import UserError
 from dlm.fields import Field, fields, holds_strings, members
 
 from . import streams
+from .flags import COMMON_FLAGS, Flag
 from .streams import unicode
 from .threads import settle_threads
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flag:
-    """A plain option. With a `metavar` it takes a value; with `sets` it is short for an override."""
-
-    name: str
-    help: str
-    metavar: str = ""
-    sets: str = ""  # dotted key that gets the value, or becomes true
-    repeatable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +29,6 @@ class Options:
 
     def value(self, flag: str) -> str | None:
         return self.given[flag][-1] if flag in self.given else None
-
-
-def model_flag(key: str, meaning: str = "The model") -> Flag:
-    """`--model NAME`, short for the key by which this command names its model."""
-    return Flag(
-        name="--model",
-        metavar="NAME",
-        sets=key,
-        help=f"{meaning}: a bundled model (pico, sudoku), a folder, or a hub id. Short for --{key}.",
-    )
-
-
-COMMON_FLAGS = (
-    Flag(name="--config", metavar="FILE", repeatable=True, help="TOML file or shipped config name; later ones win."),
-    Flag(name="--print-config", help="Print the merged config as TOML that reproduces the run, and stop."),
-    Flag(name="--version", help="Print the version, and stop."),
-    Flag(name="--help", help="Print this page, and stop."),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +49,7 @@ class Command:
         if "--help" in options.given:
             from .help import print_help
 
-            return print_help(self)
+            return print_help(self.name, self.summary, self.flags, self.config)
         if "--version" in options.given:
             from dlm import __version__
 

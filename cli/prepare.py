@@ -8,7 +8,8 @@ from dlm.config import nearest
 from dlm.prepare.config import TrajectoriesConfig
 from dlm.training.config import TrainConfig
 
-from .options import Command, Options, model_flag
+from .flags import model_flag
+from .options import Command, Options
 
 TRAJECTORIES = Command(
     name="dlm-prepare trajectories",

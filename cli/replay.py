@@ -233,7 +233,8 @@ def _fork(path: Path, trace: "Trace", options: argparse.Namespace, rest: list[st
 def _settings(rest: list[str]) -> dict[str, Any]:
     """What `--sampler.key value` pairs set, checked as in a config."""
     from dlm.config import load
-    from dlm.inference.config import InferConfig
+
+    from .config import ForkConfig
 
     words, overrides = list(rest), {}
     while words:
@@ -245,7 +246,7 @@ def _settings(rest: list[str]) -> dict[str, Any]:
                 raise UserError(f"command line: {name} needs a value")
             value = words.pop(0)
         overrides[name.removeprefix("--")] = value
-    sampler = load(InferConfig, (), overrides).sampler
+    sampler = load(ForkConfig, (), overrides).sampler
     return {key: getattr(sampler, key) for key in (name.removeprefix("sampler.") for name in overrides)}
 
 

@@ -15,9 +15,10 @@ import numpy as np
 from rich.text import Text
 
 from dlm.errors import UserError
-from dlm.inference.config import JobConfig, ModelSection, OutputConfig
+from dlm.inference.config import ModelSection
 from dlm.trace.config import TraceConfig
 
+from .config import JobConfig, OutputConfig
 from .live import Canvas, View, console_for, draw_sudoku, draw_text
 from .streams import to_json
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dlm.errors import UserError
 from dlm.training.config import TrainConfig
 
-from .options import Command, Flag, Options, model_flag
+from .flags import Flag, model_flag
+from .options import Command, Options
 
 COMMAND = Command(
     name="dlm-train",

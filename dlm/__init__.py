@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from dlm.trace.store import TraceStore
     from dlm.training.loop import train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, _ = lazy_loader.attach(
     __name__,

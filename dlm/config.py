@@ -6,6 +6,7 @@ Every mistake becomes a `UserError` that says where the value came from, its key
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +36,20 @@ TYPE_COMPLAINTS = (
 )
 
 
+@dataclass(frozen=True)
+class Origins:
+    """Where the values under validation were written: the validation context that `load` gives."""
+
+    sources: Mapping[Key, str]
+    order: Sequence[str]
+
+    def inherited(self, key: Key, decider: Key) -> bool:
+        """Whether the value at `key` is from an earlier file than the one at `decider`, which so laid itself over it."""
+        first, second = (self.sources.get(one) for one in (key, decider))
+        known = first in self.order and second in self.order
+        return known and self.order.index(str(first)) < self.order.index(str(second))
+
+
 def load(cls: type[Config], files: Sequence[str | Path] = (), overrides: Mapping[str, str] | None = None) -> Config:
     """Read `files` (paths or shipped names; later ones win), apply dotted `overrides`, validate into `cls`."""
     merged: dict[str, Any] = {}
@@ -43,7 +58,8 @@ def load(cls: type[Config], files: Sequence[str | Path] = (), overrides: Mapping
         _merge(merged, read(file), str(file), sources)
     for dotted, text in (overrides or {}).items():
         _override(cls, merged, dotted, text, sources)
-    return _validate(cls, merged, sources, origin=str(files[-1]) if files else COMMAND_LINE)
+    order = (*map(str, files), COMMAND_LINE)
+    return _validate(cls, merged, sources, origin=str(files[-1]) if files else COMMAND_LINE, order=order)
 
 
 def check(cls: type[Config], table: Mapping[str, Any], source: str) -> Config:
@@ -155,9 +171,11 @@ def _entry(holder: Any, part: str | int, dotted: str) -> Any:
     return holder[part]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def _validate(cls: type[Config], merged: dict[str, Any], sources: dict[Key, str], origin: str) -> Config:
+def _validate(
+    cls: type[Config], merged: dict[str, Any], sources: dict[Key, str], origin: str, order: Sequence[str] = ()
+) -> Config:
     try:
-        return cls.model_validate(prepare(merged, cls), strict=True)
+        return cls.model_validate(prepare(merged, cls), strict=True, context=Origins(sources, order))
     except ValidationError as error:
         raise UserError("\n".join(_explain(error.errors(), cls, merged, sources, origin))) from None
 
@@ -216,7 +234,11 @@ def _sentence(
 def _known(cls: type[BaseModel], key: Key) -> str:
     """The nearest key of this section, else the same name in another section, else the section's keys."""
     section = ".".join(map(str, key[:-1]))
-    here = [name for model in sections(annotation_at(cls, key[:-1])) for name in model.model_fields]
+    models = sections(annotation_at(cls, key[:-1]))
+    for model in models:
+        if (ours := getattr(model, "ALIASES", {}).get(key[-1])) is not None:
+            return f"; here it is {ours}"
+    here = [name for model in models for name in model.model_fields]
     dotted = {name: f"{section}.{name}" if section else name for name in here}
     near = difflib.get_close_matches(str(key[-1]), here, n=1, cutoff=0.6)
     everywhere = [field.key for field in fields(cls)]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import tomli
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 Key = tuple[str | int, ...]
 NOTHING = "none"  # TOML has no null: this word, in a field that may be empty, empties it
@@ -45,7 +46,7 @@ def fields(cls: type[BaseModel], prefix: str = "", instance: BaseModel | None = 
     Defaults are those of `instance` where the section above gives one.
     """
     defaults: dict[str, Any] = {}
-    for name, info in cls.model_fields.items():
+    for name, info in ordered(cls):
         key = f"{prefix}.{name}" if prefix else name
         if instance is not None:
             default = getattr(instance, name)
@@ -60,6 +61,11 @@ def fields(cls: type[BaseModel], prefix: str = "", instance: BaseModel | None = 
         for section in inner:
             below = default if isinstance(default, section) else None
             yield from fields(section, f"{key}.N" if is_list(info.annotation) else key, below)
+
+
+def ordered(cls: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    """The fields of a config class: those it declares itself, in order, then those it inherits."""
+    return sorted(cls.model_fields.items(), key=lambda field: field[0] not in cls.__annotations__)
 
 
 def type_name(annotation: Any) -> str:

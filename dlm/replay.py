@@ -9,8 +9,10 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
+from dlm import config as toml
 from dlm.errors import UserError
 from dlm.inference.canvas import Decision
+from dlm.inference.config import SAMPLER_READERS, EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.engine import Engine
 from dlm.inference.recording import Recording, Store
@@ -18,6 +20,7 @@ from dlm.inference.sequence import Sequence
 from dlm.lineage import KEY, Parents, fork_step, lineage, settings_of, stretches
 from dlm.models.lm import LM
 from dlm.models.required import require_lm
+from dlm.reading import unread
 from dlm.trace.events import ACCEPT, GIVEN, MASK, REJECT, REPLACE, SET
 from dlm.trace.pieces import Pieces
 from dlm.trace.record import Recorder
@@ -167,6 +170,10 @@ def fork(lm: LM, trace: Trace, step: int, request_id: str | None = None, **setti
     if fixed:
         raise UserError(f"fork(): {fixed[0]} cannot change in the middle of a request")
     name = request_id or f"{trace.request_id[:200]}-{token_hex(4)}"
+    if settings:
+        changed = toml.check(SamplerConfig, {**settings_of(trace), **settings}, "fork()")
+        if (problem := unread(changed, SAMPLER_READERS, settings)) is not None:
+            raise UserError(f"fork(): {problem}")
     child, _ = _run(lm, trace, step, settings, name=name, meta={"parent": trace.request_id, "parent_step": step})
     child.own = {**child.own, KEY: lineage(trace, step, child)}
     child.source = partial(_pieces, lm, trace)
@@ -241,7 +248,7 @@ def _run(
     require_lm(lm, "replay")
     decoding = _decoding(lm, trace, name or trace.request_id, settings or {})
     store = _Once(keep or tuple(_kept(trace)), 4 if trace.topk_tokens is None else trace.topk_tokens.shape[1])
-    engine = Engine(lm, **_engine(trace, decoding), trace=cast(Store, store))
+    engine = Engine.of(lm, _engine(trace, decoding), trace=cast(Store, store))
     engine.submit(decoding, _Script(trace, upto), meta)
     assert store.made is not None and isinstance(engine.recording, Recording)
     while engine.has_work and (until is None or store.made.num_steps < until):
@@ -262,19 +269,18 @@ def _decoding(lm: LM, trace: Trace, name: str, changes: dict[str, Any]) -> Decod
     )
     if any(token < 0 for token in prompt):
         raise UserError(f"trace {trace.request_id[:60]!r} was stored without its prompt: it cannot be run again")
-    if kind == "infill":
-        asked.pop("gen_length", None)
-    make = infillings if kind == "infill" else continuations
-    decoding = make(lm, [prompt], asked, where=f"trace {trace.request_id[:60]!r}", request_ids=[name])[0]
+    make, where = infillings if kind == "infill" else continuations, f"trace {trace.request_id[:60]!r}"
+    decoding = make(lm, [prompt], toml.check(SamplerConfig, asked, where), where=where, request_ids=[name])[0]
     return replace(decoding, request=replace(decoding.request, sample=trace.own.get("sample", 0)))
 
 
-def _engine(trace: Trace, decoding: Decoding) -> dict[str, Any]:
+def _engine(trace: Trace, decoding: Decoding) -> EngineConfig:
     """The settings of an engine like the one that recorded it, with room for this request."""
     told = {key: value for key, value in trace.context.get("engine", {}).items() if value is not None}
-    page, lanes = told.get("page_size", 32), 2 if decoding.settings.cfg_scale > 0 else 1
-    length = max(1, decoding.plan.length(decoding.request))
-    return {**told, "num_pages": -(-length // page) * lanes, "max_num_tokens": max(8192, length * lanes)}
+    like = EngineConfig(**told).with_cache(told["cache"]) if "cache" in told else EngineConfig(**told)
+    length, lanes = max(1, decoding.plan.length(decoding.request)), 2 if decoding.settings.cfg_scale > 0 else 1
+    room = {"num_pages": -(-length // like.page_size) * lanes, "max_num_tokens": max(8192, length * lanes)}
+    return like.model_copy(update=room)
 
 
 def _kept(trace: Trace) -> list[str]:

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 import dlm.config
 from dlm.bench.config import BenchConfig
+from dlm.cli.config import InferConfig
 from dlm.config import check, load, to_toml
 from dlm.data.config import DataConfig, TokenizerConfig
 from dlm.errors import UserError
 from dlm.fields import fields, members, type_name
-from dlm.inference.config import InferConfig
 from dlm.prepare.config import TrajectoriesConfig
 from dlm.training.config import TrainConfig
 

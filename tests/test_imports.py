@@ -32,6 +32,7 @@ FLOORS = {
     "atomic": 1,
     "errors": 1,
     "fields": 1,
+    "reading": 1,
 }
 """Room -> floor: a folder or a file of dlm/, and cli/. A room may import its own floor (in no circle) and those below."""
 

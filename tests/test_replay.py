@@ -9,6 +9,7 @@ import torch
 
 import dlm
 from dlm.errors import UserError
+from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import continuations
 from dlm.inference.recording import listening
 from dlm.inference.reference import sample
@@ -79,7 +80,7 @@ def test_the_reference_sampler_leaves_the_trace_the_engine_does(name, store):
     prompts, names = [[1, 2, 3, 4, 5], [7, 8], [9]], ["a", "b", "c"]
     dlm.generate(lm, prompts, trace=store, request_ids=names, **settings)
     decodings = continuations(
-        lm, prompts, dict(settings), where="", request_ids=[f"reference {name}" for name in names]
+        lm, prompts, SamplerConfig(**settings), where="", request_ids=[f"reference {name}" for name in names]
     )
     first, mask = decodings[0], lm.mask_id
     recorders = {

@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dlm.inference.config import EngineConfig, ModelSection, Rule
+from dlm.diffusion.unmask import RULES
+from dlm.inference.config import EngineConfig, ModelSection, RuleName
 
 Cache = Literal["none", "prefix", "dual", "exact"]
 
@@ -34,7 +35,7 @@ class InferSection(Section):
     denoising_steps: int | None = Field(
         default=None, ge=1, description="Steps a block; none: one for each of its tokens."
     )
-    rule: Rule = Field(default="low_confidence", description="Which masked positions a step commits.")
+    rule: RuleName = Field(default="low_confidence", description="Which masked positions a step commits.")
     threshold: float = Field(default=0.9, ge=0, le=1, description="Rules threshold, hierarchical, credit.")
     temperature: float = Field(default=0.0, ge=0, description="0 takes the most probable token.")
     strategy: Literal["block", "multi_block"] = Field(
@@ -107,19 +108,8 @@ class QualitySection(Section):
         min_length=1,
         description="Strategies to compare; whole: no blocks, and no cache.",
     )
-    rules: tuple[Rule, ...] = Field(
-        default=(
-            "low_confidence",
-            "random",
-            "margin",
-            "entropy",
-            "threshold",
-            "factor",
-            "entropy_bound",
-            "entropy_threshold",
-            "hierarchical",
-            "credit",
-        ),
+    rules: tuple[RuleName, ...] = Field(
+        default=tuple(RULES),
         min_length=1,
         description="Rules to compare, each at several settings.",
     )

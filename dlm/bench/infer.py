@@ -17,7 +17,7 @@ from dlm.errors import UserError
 from dlm.evaluation.asking import prompt_ids
 from dlm.evaluation.questions import grade, load_questions, sources
 from dlm.evaluation.task import Grade, Question
-from dlm.inference.config import EngineConfig
+from dlm.inference.config import READ_BY, SAMPLER_READERS, EngineConfig, SamplerConfig
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM
@@ -65,7 +65,7 @@ def measure(config: BenchConfig, lm: "LM", say: Say, make_engine: MakeEngine | N
     )
     theirs = None
     if not s.skip_vanilla:
-        engine = make(lm, config.engine.model_copy(update={"cache": "none"}))
+        engine = make(lm, config.engine.with_cache("none"))
         theirs = _run("vanilla", engine, lm, questions, prompts, vanilla_of(lm, s), InFlight(1), s.warmup, say)
     values: dict[str, Any] = {"blockinfer": ours.facts}
     if theirs is not None:
@@ -94,7 +94,9 @@ def settings_of(lm: "LM", s: InferSection) -> dict[str, Any]:
 
     block = Plan(config=lm.config, block_length=s.block_length).length_of_block(s.max_tokens)
     steps = (s.denoising_steps or block) * max(1, s.max_tokens // block)
-    named = {name: getattr(s, name) for name in ("rule", "threshold", "temperature", "strategy", "seed")}
+    named = {name: getattr(s, name) for name in ("rule", "temperature", "strategy", "seed")}
+    if s.rule in READ_BY["threshold"] or s.threshold != InferSection().threshold:
+        named["threshold"] = s.threshold
     return {"gen_length": s.max_tokens, "block_length": block, "steps": steps, **named, **s.sampler}
 
 
@@ -103,7 +105,12 @@ def vanilla_of(lm: "LM", s: InferSection) -> dict[str, Any]:
     settings = settings_of(lm, s) | {"strategy": "block"}
     if s.vanilla == "one_block" and lm.config.attention == "bidirectional":
         settings |= {"block_length": s.max_tokens, "steps": s.max_tokens, "rule": "low_confidence"}
-    return settings
+    return {name: value for name, value in settings.items() if _read(name, settings)}
+
+
+def _read(name: str, settings: dict[str, Any]) -> bool:
+    reader = SAMPLER_READERS.get(name)
+    return reader is None or reader.reads(SamplerConfig(**settings))
 
 
 def warm_up(engine: Engine, prompts: Sequence[list[int]], settings: dict[str, Any]) -> None:
@@ -142,7 +149,7 @@ def _run(
 def _agreement(
     config: BenchConfig, lm: "LM", s: InferSection, prompts: Sequence[list[int]], ours: Service, make: MakeEngine
 ) -> dict[str, Any]:
-    uncached = make(lm, config.engine.model_copy(update={"cache": "none"}))
+    uncached = make(lm, config.engine.with_cache("none"))
     settings = settings_of(lm, s)
     return {
         "cached_vs_uncached": agreement(ours, serve(uncached, prompts, settings, Together())),

@@ -133,7 +133,7 @@ def _one(config: BenchConfig, lm: "LM", trial: Trial, way: Way, make: MakeEngine
     seed = (config.quality or QualitySection()).seed
     settings = [told | {"seed": seed} for told in options_of(trial, way.strategy, way.rule, way.variant)]
     try:
-        engine = make(lm, config.engine.model_copy(update={"cache": way.cache}))
+        engine = make(lm, config.engine.with_cache(way.cache))
         service = serve(engine, trial.prompts, settings, Together())
     except UserError as error:
         return row | {"right": "not possible", "error": str(error)}

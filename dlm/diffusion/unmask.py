@@ -1,13 +1,22 @@
-"""Decode rules: which masked positions to commit this step. Knows nothing of models, caches or requests."""
+"""Decode rules: which masked positions a step commits. To add one: a class, and a line in `RULES`.
 
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+A field with an `Annotated` type and a description is also a setting of [sampler] and `dlm.generate`. The commands list
+these in their --help, so this file must import without torch: what computes imports it.
+"""
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
+
+from pydantic import Field
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
 
 Score = Literal["confidence", "margin", "entropy", "order"]
+Confidence = Annotated[float, Field(ge=0, le=1, description="commit at this confidence")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +42,12 @@ class Rule:
     ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v"]]:
         """Logits and memory changed before a token is chosen, for rules that remember."""
         return logits, memory
+
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        """The fields that are settings of [sampler] too: their types, with limits and description, by name."""
+        types = get_type_hints(cls, include_extras=True, localns={"ClassVar": ClassVar})
+        return {name: kind for name, kind in types.items() if hasattr(kind, "__metadata__")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +86,7 @@ class Entropy(Rule):
 class Threshold(Rule):
     """Commit every position whose confidence reaches `threshold`, and always the best: Fast-dLLM (arXiv 2505.22618)."""
 
-    threshold: float = 0.9
+    threshold: Confidence = 0.9
 
     def __call__(self, score: Tensor, masked: Tensor, quota: Tensor) -> Tensor:
         return (score >= self.threshold) & masked | best(score, masked)
@@ -81,9 +96,11 @@ class Threshold(Rule):
 class Factor(Rule):
     """Commit the n most confident while the n-th has c >= 1 - factor / (n + 1); the first always: Fast-dLLM."""
 
-    factor: float = 1.0
+    factor: Annotated[float, Field(gt=0, description="f; the n-th most confident needs 1 - f / (n + 1)")] = 1.0
 
     def __call__(self, score: Tensor, masked: Tensor, quota: Tensor) -> Tensor:
+        import torch
+
         ordered, order = _ranked(score, masked)
         n = torch.arange(1, score.shape[-1] + 1, device=score.device, dtype=torch.float64)
         accepted = ordered >= (1 - self.factor / (n + 1)).to(score.dtype)
@@ -95,9 +112,11 @@ class EntropyBound(Rule):
     """Commit in order of entropy while those before sum to `gamma` nats at most: EB-Sampler (arXiv 2505.24857)."""
 
     score: ClassVar[Score] = "entropy"
-    gamma: float = 0.1
+    gamma: Annotated[float, Field(ge=0, description="entropy (nats) a step may commit")] = 0.1
 
     def __call__(self, score: Tensor, masked: Tensor, quota: Tensor) -> Tensor:
+        import torch
+
         ordered, order = _ranked(-score, masked)
         total = (-ordered).double().masked_fill(ordered.isneginf(), 0.0).cumsum(-1)
         before = torch.cat((torch.zeros_like(total[:, :1]), total[:, :-1]), dim=-1)
@@ -109,7 +128,7 @@ class EntropyThreshold(Rule):
     """Commit every position of at most `entropy_threshold` nats, and always the surest: d3LLM (arXiv 2601.07568)."""
 
     score: ClassVar[Score] = "entropy"
-    entropy_threshold: float = 0.5
+    entropy_threshold: Annotated[float, Field(ge=0, description="commit up to this entropy (nats)")] = 0.5
 
     def __call__(self, score: Tensor, masked: Tensor, quota: Tensor) -> Tensor:
         return (score <= self.entropy_threshold) & masked | best(-score, masked)
@@ -119,10 +138,12 @@ class EntropyThreshold(Rule):
 class Hierarchical(Rule):
     """Commit c > `threshold`, and in each run of masks its best if c > `tau_low`: dInfer (arXiv 2510.08666)."""
 
-    threshold: float = 0.9
-    tau_low: float = 0.5
+    threshold: Confidence = 0.9
+    tau_low: Annotated[float, Field(ge=0, le=1, description="confidence the best of each run of masks needs")] = 0.5
 
     def __call__(self, score: Tensor, masked: Tensor, quota: Tensor) -> Tensor:
+        import torch
+
         b, length = masked.shape
         score = score.masked_fill(~masked, float("-inf"))
         before = torch.cat((torch.zeros_like(masked[:, :1]), masked[:, :-1]), dim=-1)
@@ -150,6 +171,8 @@ class Credit(Threshold):
     power: float = 0.2
 
     def boost(self, logits: Tensor, memory: Tensor, mask_id: int | None) -> tuple[Tensor, Tensor]:
+        import torch
+
         logits = logits.float()
         p = logits.softmax(-1)
         if mask_id is not None:
@@ -174,12 +197,6 @@ RULES: dict[str, type[Rule]] = {
 }
 
 
-def make_rule(name: str, settings: dict[str, Any]) -> Rule:
-    """The rule of that name with its parameters taken from `settings`, where they are given."""
-    rule = RULES[name]
-    return rule(**{field.name: settings[field.name] for field in fields(rule) if field.name in settings})
-
-
 def schedule(masked: int, steps: int, step: int) -> int:
     """How many of the `masked` positions of a block its `step`-th (from 0) of `steps` commits: LLaDA's even shares.
 
@@ -196,6 +213,8 @@ def _ranked(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> tuple[T
 
 def _first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[Tensor, " b"]) -> Bool[Tensor, "b l"]:
     """The `count` best of each row."""
+    import torch
+
     _, order = _ranked(score, masked)
     taken = torch.arange(score.shape[-1], device=score.device) < count[:, None]
     return torch.zeros_like(masked).scatter(-1, order, taken) & masked
@@ -204,11 +223,11 @@ def _first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[
 def best(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
     """The best of each row."""
     first = score.masked_fill(~masked, float("-inf")).argmax(-1, keepdim=True)
-    return torch.zeros_like(masked).scatter(-1, first, True) & masked
+    return masked.new_zeros(masked.shape).scatter(-1, first, True) & masked
 
 
 def _prefix(accepted: Bool[Tensor, "b l"], order: Int[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
     """Positions in `order` up to the first that was not accepted; the first always is."""
     accepted = accepted.clone()
     accepted[:, :1] = True
-    return torch.zeros_like(accepted).scatter(-1, order, accepted.long().cumprod(-1).bool())
+    return accepted.new_zeros(accepted.shape).scatter(-1, order, accepted.long().cumprod(-1).bool())

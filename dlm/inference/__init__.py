@@ -5,7 +5,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "config": ["InferConfig", "SamplerConfig"],
+        "config": ["EngineConfig", "SamplerConfig"],
         "engine": ["Engine", "Full"],
         "events": ["Event", "Times"],
         "generation": ["generate", "infill"],

@@ -1,26 +1,60 @@
-"""What `dlm-infer` is asked: which model, how to decode, which jobs, how to show them. Knows neither torch nor files."""
+"""[model], [sampler] and [engine]: which model decodes, how masks become tokens, and how much runs at a time.
 
-from typing import Any, Literal
+Rules bring their own settings (`dlm.diffusion.unmask.RULES`). Nothing here needs torch.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dlm.trace.config import TraceConfig
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-Rule = Literal[
-    "low_confidence",
-    "random",
-    "margin",
-    "entropy",
-    "threshold",
-    "factor",
-    "entropy_bound",
-    "entropy_threshold",
-    "hierarchical",
-    "credit",
-]
+from dlm.diffusion.unmask import RULES, Rule
+from dlm.reading import Reader
+
+READ_BY = {
+    name: [rule for rule, known in RULES.items() if name in known.settings()]
+    for rule in RULES.values()
+    for name in rule.settings()
+}
+"""The rules that read each rule setting."""
+
+
+def _rule_setting(name: str) -> tuple[Any, Any]:
+    """A rule's setting as a field of [sampler]: its type and limits, its default, and which rules read it."""
+    rules = READ_BY[name]
+    rule = RULES[rules[0]]
+    kind = rule.settings()[name]
+    words = f"Rule{'s' * (len(rules) > 1)} {', '.join(rules)}: {kind.__metadata__[0].description}."
+    return kind, Field(default=getattr(rule, name), description=words)
+
+
+if TYPE_CHECKING:  # type checkers cannot see what is made of a table
+    RuleName = str
+    RuleSettings = BaseModel
+else:
+    RuleName = Literal[tuple(RULES)]
+    RuleSettings = create_model("RuleSettings", **{name: _rule_setting(name) for name in READ_BY})
+
+Cache = Literal["auto", "none", "prefix", "dual", "exact"]
 
 MOST = 2**20
 """Tokens, or steps, of one request; refused before any memory is asked for."""
+
+ALIASES = {
+    **dict.fromkeys(("max_new_tokens", "max_tokens", "gen_len", "num_tokens"), '"gen_length"'),
+    "max_length": '"gen_length", without the prompt',
+    **dict.fromkeys(("num_steps", "diffusion_steps", "denoising_steps", "num_inference_steps"), '"steps"'),
+    **dict.fromkeys(("block_size", "block_len"), '"block_length"'),
+    **dict.fromkeys(("n", "num_return_sequences"), '"num_samples"'),
+    "do_sample": '"temperature": above 0 it samples, at 0 it does not',
+    **dict.fromkeys(("alg", "algorithm", "remasking_strategy"), '"rule"'),
+    "alg_temp": 'no setting: a temperature of the order of positions is none of the rules (see "rule")',
+    **dict.fromkeys(("cfg", "guidance_scale"), '"cfg_scale"'),
+    **dict.fromkeys(("confidence_threshold", "conf_threshold"), '"threshold"'),
+    **dict.fromkeys(("stop_strings", "stop_sequences"), '"stop"'),
+    **dict.fromkeys(("use_cache", "dual_cache"), '"cache", of the engine'),
+    "random_seed": '"seed"',
+}
+"""What other programs call our settings, for those who paste a call."""
 
 
 class ModelSection(BaseModel):
@@ -47,10 +81,11 @@ class ModelSection(BaseModel):
     )
 
 
-class SamplerConfig(BaseModel):
+class SamplerConfig(RuleSettings):
     """[sampler]: how masks become tokens. The names are those of `dlm.generate`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    ALIASES: ClassVar[dict[str, str]] = ALIASES
 
     gen_length: int | Literal["auto"] = Field(
         default=128, description='Tokens to generate; "auto" adds blocks until end-of-text or max_gen_length.'
@@ -85,20 +120,7 @@ class SamplerConfig(BaseModel):
     cfg_scale: float = Field(
         default=0.0, ge=0, description="Classifier-free guidance; 0 is off, more costs a second forward."
     )
-    rule: Rule = Field(default="low_confidence", description="Which masked positions a step commits.")
-    threshold: float = Field(
-        default=0.9, ge=0, le=1, description="Rules threshold, hierarchical, credit: commit at this confidence."
-    )
-    factor: float = Field(
-        default=1.0, gt=0, description="Rule factor: f; the n-th most confident needs 1 - f / (n + 1)."
-    )
-    tau_low: float = Field(
-        default=0.5, ge=0, le=1, description="Rule hierarchical: confidence the best of each run needs."
-    )
-    gamma: float = Field(default=0.1, ge=0, description="Rule entropy_bound: entropy (nats) a step may commit.")
-    entropy_threshold: float = Field(
-        default=0.5, ge=0, description="Rule entropy_threshold: commit up to this entropy (nats)."
-    )
+    rule: RuleName = Field(default="low_confidence", description="Which masked positions a step commits.")
     remask_threshold: float | None = Field(
         default=None, ge=0, le=1, description="Mask a committed token again when its confidence falls under this."
     )
@@ -123,6 +145,14 @@ class SamplerConfig(BaseModel):
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Same seed, same text, whatever else is in the batch.")
     num_samples: int = Field(default=1, ge=1, le=2**16, description="Samples for each prompt.")
+
+    @property
+    def decode_rule(self) -> Rule:
+        """The rule with its settings. A call may have given it as an object, whose own fields then hold."""
+        if isinstance(self.rule, Rule):
+            return self.rule
+        known = RULES[self.rule]
+        return known(**{name: getattr(self, name) for name in known.settings()})
 
     @field_validator("stop", mode="after")
     @classmethod
@@ -155,7 +185,7 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    cache: Literal["auto", "none", "prefix", "dual", "exact"] = Field(
+    cache: Cache = Field(
         default="auto",
         description="Keys and values kept: auto is exact where the family allows it, else none; prefix and dual "
         "(Fast-dLLM) are approximations for bidirectional families.",
@@ -198,98 +228,73 @@ class EngineConfig(BaseModel):
         default=False, description="Record a block's step once and replay it; saves the host's launches, on CUDA only."
     )
 
-
-class JobConfig(BaseModel):
-    """[[job]]: one thing to decode. It inherits [model] and [sampler], and overrides what it names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    title: str = Field(default="", description="Heading of what is shown.")
-    request_id: str = Field(default="", description="Returned with the result; the job's number from 0 when empty.")
-    prompt: str | None = Field(
-        default=None, description="Text to continue, or to fill where it says [MASK:12] (twelve tokens) or [MASK:4-16]."
-    )
-    sudoku: str | None = Field(
-        default=None, description="81 cells row by row; 0 or . is empty; spaces and lines are ignored."
-    )
-    model: ModelSection = Field(default=ModelSection(), description="This job's model; [model] when absent.")
-    sampler: SamplerConfig = Field(default=SamplerConfig(), description="This job's sampler; [sampler] when absent.")
-    _place: str = PrivateAttr(default="")
-
-    @field_validator("title", "request_id", "prompt", "sudoku")
-    @classmethod
-    def _is_text(cls, text: str | None) -> str | None:
-        try:
-            (text or "").encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"is no Unicode text: character {error.start} is half of a surrogate pair") from None
-        return text
-
-    @property
-    def place(self) -> str:
-        """Where it was written, for messages: a file's line, an option."""
-        return self._place
+    def with_cache(self, cache: str) -> "EngineConfig":
+        """The same with another cache, and without what that one does not read."""
+        other = self.model_copy(update={"cache": cache})
+        fields = type(self).model_fields
+        gone = {name: fields[name].default for name, reader in ENGINE_READERS.items() if not reader.reads(other)}
+        return other.model_copy(update=gone)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "JobConfig":
-        if self.prompt is None and self.sudoku is None:
-            raise ValueError("this job has nothing to do: give it `prompt` or `sudoku`")
-        if self.prompt is not None and self.sudoku is not None:
-            raise ValueError("this job has both `prompt` and `sudoku`: give it one of them")
+    def _one_size(self) -> "EngineConfig":
+        given = "memory_fraction" in self.model_fields_set and self.num_pages is not None
+        if given and self.memory_fraction != type(self).model_fields["memory_fraction"].default:
+            raise ValueError(
+                f"memory_fraction = {self.memory_fraction} is only read without num_pages, and num_pages = {self.num_pages}: "
+                "give one of them"
+            )
         return self
 
 
-class OutputConfig(BaseModel):
-    """[output]: what is shown while it runs and after."""
+HOLES = ("gen_length", "max_gen_length", "stop")
+"""Settings that say how a continuation ends; a hole ends where its length says."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+SAMPLER_READERS = {
+    **{
+        name: Reader(
+            decides="rule",
+            where=f"by the rule{'s' * (len(rules) > 1)} {', '.join(rules)}",
+            reads=lambda s, rules=rules: s.rule in rules,
+        )
+        for name, rules in READ_BY.items()
+    },
+    **{
+        name: Reader(decides="strategy", where='by strategy = "multi_block"', reads=lambda s: s.strategy != "block")
+        for name in ("max_active_blocks", "block_add")
+    },
+    **{
+        name: Reader(decides="temperature", where="with a temperature above 0", reads=lambda s: s.temperature > 0)
+        for name in ("top_k", "top_p")
+    },
+    "num_samples": Reader(
+        decides="temperature",
+        where='with a temperature above 0 or rule = "random" (else all samples are the same)',
+        reads=lambda s: s.temperature > 0 or s.decode_rule.score == "order" or s.num_samples == 1,
+    ),
+    "max_post_edit_steps": Reader(
+        decides="edit_threshold", where="with edit_threshold", reads=lambda s: s.edit_threshold is not None
+    ),
+    "max_gen_length": Reader(
+        decides="gen_length", where='with gen_length = "auto"', reads=lambda s: s.gen_length == "auto"
+    ),
+}
+"""What reads the settings of [sampler] that not every decode reads.
 
-    live: bool = Field(default=True, description="On a terminal: show tokens as they are committed.")
-    delay: float = Field(
-        default=0.05, ge=0, le=5, description="Seconds to rest after a step of the live view, to be watchable."
-    )
-    snapshots: int = Field(
-        default=0, ge=0, le=10_000, description="Without a terminal: times the half-done canvas is printed as it fills."
-    )
-    json_lines: bool = Field(default=False, description="One JSON object a line instead of text (same as --json).")
-    quiet: bool = Field(
-        default=False, description="The text only: no view, no heading, no summary line (same as --quiet)."
-    )
+block_length and steps are not among them: they are the schedule, which every rule is handed, though some go by what they
+see and causal families by the token. Nor is a value that only says "no": top_k = none.
+"""
 
+ENGINE_ALONE = ("memory_fraction", "max_waiting")
+"""Settings of an engine that waits for requests; where all are there from the start it is as large as they need."""
 
-class InferConfig(BaseModel):
-    """Everything `dlm-infer` reads."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: ModelSection = Field(default=ModelSection(), description="The model of every job that names no other.")
-    sampler: SamplerConfig = Field(
-        default=SamplerConfig(), description="The sampler of every job, where it sets nothing else."
-    )
-    engine: EngineConfig = Field(default=EngineConfig(), description="How the jobs are run together.")
-    trace: TraceConfig = Field(default=TraceConfig(), description="Whether and where every step is recorded.")
-    output: OutputConfig = Field(default=OutputConfig(), description="What is shown.")
-    batch_size: int = Field(
-        default=8, ge=1, le=2**16, description="Jobs alike in model and sampler are decoded so many at a time."
-    )
-    job: tuple[JobConfig, ...] = Field(
-        default=(), description="The jobs, done in order; --prompt and its like replace them."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _inherit(cls, data: Any) -> Any:
-        """Give every [[job]] the shared sections under its own."""
-        if not isinstance(data, dict) or not isinstance(data.get("job"), (tuple, list)):
-            return data
-        shared = {name: data[name] for name in ("model", "sampler") if isinstance(data.get(name), dict)}
-        jobs = (_under(shared, job) if isinstance(job, dict) else job for job in data["job"])
-        return {**data, "job": tuple(jobs)}
-
-
-def _under(shared: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(job)
-    for name, section in shared.items():
-        own = job.get(name, {})
-        merged[name] = {**section, **own} if isinstance(own, dict) else own
-    return merged
+ENGINE_READERS = {
+    "refresh_interval": Reader(
+        decides="cache", where='by cache = "prefix" and "dual"', reads=lambda e: e.cache in ("prefix", "dual")
+    ),
+    "cache_delay": Reader(
+        decides="cache",
+        where='by cache = "prefix" and "dual", with refresh_interval',
+        reads=lambda e: e.cache in ("prefix", "dual") and e.refresh_interval is not None,
+    ),
+}
+"""What reads the settings of [engine] that not every engine reads, once `cache = "auto"` is settled."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, Literal, TypedDict
+from typing import Any
 
-from dlm import config as toml
-from dlm.diffusion.unmask import Rule, make_rule
+from dlm.config import nearest
+from dlm.diffusion.unmask import Rule
 from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
 from dlm.inference.context import fitting
@@ -14,40 +14,9 @@ from dlm.inference.messages import as_texts, is_conversation
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
 from dlm.inference.request import Request
+from dlm.inference.strategies import STRATEGIES
 from dlm.models.lm import LM
 from dlm.models.required import require_lm
-
-
-class Options(TypedDict, total=False):
-    """What `generate` and `infill` take beside their own arguments: fields of `SamplerConfig` and of `EngineConfig`."""
-
-    max_gen_length: int
-    top_k: int | None
-    top_p: float | None
-    factor: float
-    tau_low: float
-    gamma: float
-    entropy_threshold: float
-    remask_threshold: float | None
-    edit_threshold: float | None
-    max_post_edit_steps: int
-    num_samples: int
-    strategy: Literal["block", "multi_block"]
-    max_active_blocks: int
-    block_add: float
-    refresh_interval: int | None
-    cache_delay: int
-    page_size: int
-    num_pages: int | None
-    memory_fraction: float
-    max_num_tokens: int
-    max_num_requests: int
-    kernels: Literal["auto", "triton", "c", "torch"]
-    deterministic: bool
-    cuda_graphs: bool
-    allow_long: bool
-    remasking: Literal["low_confidence", "random"]
-    """LLaDA's name for `rule`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,27 +35,36 @@ class Decoding:
 def continuations(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
-    given: dict[str, Any],
+    settings: SamplerConfig,
     *,
     where: str,
     request_ids: Sequence[str] | None = None,
     unique: bool = False,
 ) -> list[Decoding]:
-    """Each prompt, `num_samples` times, to be written on; `given` are the sampler's settings by name.
+    """Each prompt, `num_samples` times, to be written on.
 
     Requests without a given id are numbered, or get random ids where they must be `unique` among all there ever were.
     """
     require_lm(lm, where)
-    gen_length, steps = given.get("gen_length", 128), given.get("steps")
-    plan = Plan(config=lm.config, block_length=given.get("block_length"), steps=steps, open_ended=gen_length == "auto")
-    block = plan.length_of_block(gen_length if isinstance(gen_length, int) else None)
-    numbers = {"block_length": block} | {"steps": None if plan.step_by_token else steps}
-    rule, settings = _settings(where, {**given, **numbers})
+    _require_strategy(settings.strategy, where)
+    open_ended = settings.gen_length == "auto"
+    plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps, open_ended=open_ended)
     length = settings.max_gen_length if settings.gen_length == "auto" else settings.gen_length
+    block = plan.length_of_block(None if open_ended else length)
+    if not open_ended:
+        plan.require_whole_blocks(length, block)
+    steps = None if plan.step_by_token else settings.steps
+    settings = settings.model_copy(update={"block_length": block, "steps": steps})
     if lm.config.attention != "causal" or settings.cfg_scale > 0:
         lm.require_mask_id()
     texts, ids = _stops(lm, settings, where)
-    shared = {"plan": plan, "rule": rule, "settings": settings, "stop": stop_ids(lm) | ids, "stop_texts": texts}
+    shared = {
+        "plan": plan,
+        "rule": settings.decode_rule,
+        "settings": settings,
+        "stop": stop_ids(lm) | ids,
+        "stop_texts": texts,
+    }
     return [
         Decoding(request=fitting(lm, continuation(lm, prompt, length, name, **fields), plan, settings, name), **shared)
         for prompt, name, fields in _each(as_prompts(as_texts(lm, prompts)), request_ids, settings, unique)
@@ -96,7 +74,7 @@ def continuations(
 def infillings(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
-    given: dict[str, Any],
+    settings: SamplerConfig,
     *,
     where: str,
     request_ids: Sequence[str] | None = None,
@@ -104,26 +82,29 @@ def infillings(
 ) -> list[Decoding]:
     """Each prompt, `num_samples` times, to have its holes filled."""
     require_lm(lm, where)
-    if "gen_length" in given:
-        raise UserError(f'{where}: unknown key "gen_length": a hole\'s length stands in the prompt, as in [MASK:12]')
-    if given.get("stop"):
-        raise UserError(f"{where}: stop = {given['stop']!r} ends a continuation, and a hole ends where its length says")
+    _require_strategy(settings.strategy, where)
     if any(map(is_conversation, (prompts, *(prompts if isinstance(prompts, (list, tuple)) else ())))):
         raise UserError(
             f"{where} fills holes in texts, and was given messages: continue a conversation with dlm.generate"
         )
-    rule, settings = _settings(where, {**given, "gen_length": "auto"})
+    settings = settings.model_copy(update={"gen_length": "auto", "stop": ()})
     lm.require_mask_id()
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps)
     return [
         Decoding(
             request=fitting(lm, infilling(lm, prompt, name, **fields), plan, settings, name),
             plan=plan,
-            rule=rule,
+            rule=settings.decode_rule,
             settings=settings,
         )
         for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
     ]
+
+
+def _require_strategy(name: str, where: str) -> None:
+    known = [known for known in STRATEGIES if known != "infilling"]
+    if name not in known:
+        raise UserError(f"{where}: strategy = {name!r}: expected one of {', '.join(known)}{nearest(name, known)}")
 
 
 def stop_ids(lm: LM) -> frozenset[int]:
@@ -142,26 +123,6 @@ def _stops(lm: LM, settings: SamplerConfig, where: str) -> tuple[tuple[str, ...]
     named = {text: lm.require_tokenizer().special_id(text) for text in settings.stop}
     texts = tuple(text for text, token in named.items() if token is None)
     return texts, frozenset(token for token in named.values() if token is not None)
-
-
-def _settings(where: str, given: dict[str, Any]) -> tuple[Rule, SamplerConfig]:
-    """The rule and the checked settings of a call."""
-    given = {"rule": "low_confidence", **given}
-    if not isinstance(given.get("stop", ""), str) and isinstance(given["stop"], Sequence):
-        given["stop"] = tuple(given["stop"])
-    remasking = given.pop("remasking", None)
-    if remasking is not None:
-        if given["rule"] not in ("low_confidence", remasking):
-            raise UserError(
-                f"{where}: rule = {given['rule']!r} and remasking = {remasking!r} disagree: give one of them"
-            )
-        given["rule"] = remasking
-    rule = given["rule"]
-    if isinstance(rule, Rule):
-        del given["rule"]
-        return rule, toml.check(SamplerConfig, given, where)
-    settings = toml.check(SamplerConfig, given, where)
-    return make_rule(settings.rule, settings.model_dump()), settings
 
 
 def _each(

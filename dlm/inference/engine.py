@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Sized
 from dataclasses import replace
 from itertools import count, repeat
-from typing import Any, Literal
+from typing import Any
 
 from dlm import config as toml
 from dlm.errors import UserError
@@ -14,6 +14,7 @@ from dlm.inference.batch import Batch
 from dlm.inference.config import EngineConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.events import Event, Log, Stats, Times
+from dlm.inference.keywords import keywords, require_read, sampler_of
 from dlm.inference.memory import page_count
 from dlm.inference.ownership import HeldInterrupts, Ownership
 from dlm.inference.pages import PagePool
@@ -23,13 +24,11 @@ from dlm.inference.request import Generation, Interrupted, StepEvent
 from dlm.inference.sequence import Script, Sequence
 from dlm.inference.spans import cache_of
 from dlm.inference.texts import TextStream, partial_of
-from dlm.kernels.paths import Kernels
 from dlm.models.lm import LM
 from dlm.models.required import require_lm
 from dlm.models.subnormals import subnormals_as_zeros
 
 OnStep = Callable[[StepEvent], None]
-Cache = Literal["auto", "none", "prefix", "dual", "exact"]
 
 
 class Full(UserError):
@@ -52,30 +51,22 @@ class Engine:
     the next request; the tokens of requests under way are then of old weights, of new ones, or of both.
     """
 
-    def __init__(
-        self,
-        lm: LM,
-        *,
-        page_size: int = 32,
-        num_pages: int | None = None,
-        max_num_tokens: int = 8192,
-        max_num_requests: int = 256,
-        max_waiting: int | None = None,
-        cache: Cache = "auto",
-        refresh_interval: int | None = None,
-        cache_delay: int = 1,
-        memory_fraction: float = 0.8,
-        kernels: Kernels = "auto",
-        deterministic: bool = False,
-        cuda_graphs: bool = False,
-        trace: Store | None = None,
-        on_step: OnStep | None = None,
-    ) -> None:
-        given = {k: v for k, v in locals().items() if k in EngineConfig.model_fields}
+    @keywords(EngineConfig)
+    def __init__(self, lm: LM, *, trace: Store | None = None, on_step: OnStep | None = None, **settings: Any) -> None:
+        self._open(lm, toml.check(EngineConfig, settings, "Engine()"), trace, on_step)
+
+    @classmethod
+    def of(cls, lm: LM, config: EngineConfig, trace: Store | None = None, on_step: OnStep | None = None) -> "Engine":
+        """An engine as a config describes it."""
+        engine = cls.__new__(cls)
+        engine._open(lm, config, trace, on_step)
+        return engine
+
+    def _open(self, lm: LM, config: EngineConfig, trace: Store | None, on_step: OnStep | None) -> None:
         require_lm(lm, "Engine()")
-        self.lm = lm
-        self.config = toml.check(EngineConfig, given, "Engine()")
-        self.cache = cache_of(lm.config, self.config.cache)
+        self.lm, self.config = lm, config
+        self.cache = cache_of(lm.config, config.cache)
+        require_read(config, self.cache)
         pages = page_count(lm, self.config)
         pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
         self.batch = Batch(lm, pool, self.config, self.cache)
@@ -84,11 +75,6 @@ class Engine:
         self.owner = Ownership(self.batch.mend)
         self.closed = False
         self._numbers = count()
-
-    @classmethod
-    def of(cls, lm: LM, config: EngineConfig, trace: Store | None = None, on_step: OnStep | None = None) -> "Engine":
-        """An engine as a config describes it."""
-        return cls(lm, **config.model_dump(), trace=trace, on_step=on_step)
 
     def add_request(
         self,
@@ -113,7 +99,8 @@ class Engine:
             raise UserError(f"add_request(): deadline = {deadline!r} is in the past: give seconds from now, or None")
         name = str(next(self._numbers)) if request_id is None else request_id
         make = infillings if infill else continuations
-        decodings = make(self.lm, prompt, settings, where="add_request()", request_ids=[name])
+        sampler = sampler_of("add_request()", settings, holes=infill)
+        decodings = make(self.lm, prompt, sampler, where="add_request()", request_ids=[name])
         if len(decodings) != 1:
             raise UserError("add_request() takes one prompt and one sample: number them with `sample`")
         decoding = replace(decodings[0], request=replace(decodings[0].request, sample=sample))
@@ -233,7 +220,8 @@ class Engine:
     def generate(self, prompts: Prompt | Sized[Prompt], **settings: Any) -> list[Generation]:
         """Decode these prompts, beside whatever else is under way, and return their results in order."""
         names = settings.pop("request_ids", None)
-        return self.run(continuations(self.lm, prompts, settings, where="generate()", request_ids=names))
+        sampler = sampler_of("generate()", settings, others=("request_ids",))
+        return self.run(continuations(self.lm, prompts, sampler, where="generate()", request_ids=names))
 
     def run(self, decodings: Sized[Decoding]) -> list[Generation]:
         """Submit all and step until they are done; their events are told to nobody else.

@@ -2,40 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Any
 
-from dlm import config as toml
-from dlm.diffusion.unmask import Rule
 from dlm.errors import UserError
-from dlm.inference.config import MOST, EngineConfig
-from dlm.inference.decoding import Decoding, Options, continuations, infillings
-from dlm.inference.engine import Cache, Engine, OnStep
+from dlm.inference.config import ENGINE_ALONE, HOLES, MOST, EngineConfig, SamplerConfig
+from dlm.inference.decoding import Decoding, continuations, infillings
+from dlm.inference.engine import Engine, OnStep
+from dlm.inference.keywords import keywords, settings_of
 from dlm.inference.lengths import at_longest, settle
 from dlm.inference.prompts import Prompt, as_prompts
 from dlm.inference.recording import Store
 from dlm.inference.request import Generation
 from dlm.models.lm import LM
 
+OWN = ("trace", "request_ids", "batch_size", "on_step")
 
+
+@keywords(SamplerConfig, EngineConfig, without=ENGINE_ALONE)
 def generate(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
-    gen_length: int | Literal["auto"] = 128,
-    block_length: int | None = None,
-    steps: int | None = None,
-    temperature: float = 0.0,
-    cfg_scale: float = 0.0,
-    rule: str | Rule = "low_confidence",
-    threshold: float = 0.9,
-    seed: int = 0,
     *,
-    stop: str | Sequence[str] = (),
-    cache: Cache = "auto",
     trace: Store | None = None,
     request_ids: Sequence[str] | None = None,
     batch_size: int = 64,
     on_step: OnStep | None = None,
-    **options: Unpack[Options],
+    **settings: Any,
 ) -> list[Generation]:
     """Continue each prompt by `gen_length` tokens, or until end-of-text; results are in the order of the prompts.
 
@@ -53,33 +45,24 @@ def generate(
     `num_samples` results a prompt stand next to each other. `cache` is the engine's: "auto" changes no token, "prefix"
     and "dual" approximate; `trace` (a `dlm.TraceStore`) records every step under the request's id, which is a random one
     unless given. A prompt that together with its generation is longer than the model's context is refused, unless
-    allow_long=True. Ctrl-C is raised as `dlm.inference.Interrupted`, which holds what was decoded. `options` may name its
-    other settings too (`EngineConfig`). Results do not depend on `batch_size`, the number of requests under way at a
-    time. Raises UserError for what cannot be done.
+    allow_long=True. Ctrl-C is raised as `dlm.inference.Interrupted`, which holds what was decoded. Results do not depend on
+    `batch_size`, the number of requests under way at a time. `remasking` is LLaDA's name for `rule`, which may also be an
+    object of `dlm.diffusion.unmask`. Raises UserError for what cannot be done, and for a setting that nothing reads here.
     """
-    given, engine = _given(locals(), options)
-    given |= {"gen_length": gen_length, "stop": stop}
-    decodings = continuations(lm, prompts, given, where="generate()", request_ids=request_ids, unique=trace is not None)
-    return _run(lm, decodings, engine, batch_size, trace, on_step)
+    sampler, engine = settings_of("generate()", settings, others=OWN)
+    return continue_all(lm, prompts, sampler, engine, trace, request_ids, batch_size, on_step)
 
 
+@keywords(SamplerConfig, EngineConfig, without=(*HOLES, *ENGINE_ALONE))
 def infill(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
-    block_length: int | None = None,
-    steps: int | None = None,
-    temperature: float = 0.0,
-    cfg_scale: float = 0.0,
-    rule: str | Rule = "low_confidence",
-    threshold: float = 0.9,
-    seed: int = 0,
     *,
-    cache: Cache = "auto",
     trace: Store | None = None,
     request_ids: Sequence[str] | None = None,
     batch_size: int = 64,
     on_step: OnStep | None = None,
-    **options: Unpack[Options],
+    **settings: Any,
 ) -> list[Generation]:
     """Fill the holes of each prompt: `[MASK:12]` in a text, runs of mask ids in a list of tokens.
 
@@ -94,62 +77,83 @@ def infill(
     which shares the steps out. Text on both sides is seen as far as the family's attention reaches. End-of-text in a
     hole ends nothing: it is a token like others, and `.text` and `.holes` do not show it. Otherwise as `generate`.
     """
-    given, engine = _given(locals(), options)
+    sampler, engine = settings_of("infill()", settings, holes=True, others=OWN)
+    return fill_all(lm, prompts, sampler, engine, trace, request_ids, batch_size, on_step)
+
+
+def continue_all(
+    lm: LM,
+    prompts: Prompt | Sequence[Prompt],
+    sampler: SamplerConfig,
+    engine: EngineConfig,
+    trace: Store | None = None,
+    request_ids: Sequence[str] | None = None,
+    batch_size: int = 64,
+    on_step: OnStep | None = None,
+) -> list[Generation]:
+    """`generate` with its settings as objects."""
+    _check_size(batch_size)
+    names = {"where": "generate()", "request_ids": request_ids, "unique": trace is not None}
+    decodings = continuations(lm, prompts, sampler, **names)
+    return engine_for(lm, decodings, engine, batch_size, trace, on_step).run(decodings) if decodings else []
+
+
+def fill_all(
+    lm: LM,
+    prompts: Prompt | Sequence[Prompt],
+    sampler: SamplerConfig,
+    engine: EngineConfig,
+    trace: Store | None = None,
+    request_ids: Sequence[str] | None = None,
+    batch_size: int = 64,
+    on_step: OnStep | None = None,
+) -> list[Generation]:
+    """`infill` with its settings as objects."""
+    _check_size(batch_size)
     names = {"where": "infill()", "request_ids": request_ids, "unique": trace is not None}
     longest = at_longest(prompts)
-    decodings = infillings(lm, longest, given, **names)  # says what is wrong with the prompts before anything runs
+    decodings = infillings(lm, longest, sampler, **names)  # says what is wrong with the prompts before anything runs
+    if not decodings:
+        return []
     if longest is prompts:
-        return _run(lm, decodings, engine, batch_size, trace, on_step)
+        return engine_for(lm, decodings, engine, batch_size, trace, on_step).run(decodings)
     settled, forwards = settle(lm, as_prompts(prompts), lambda probes: engine_for(lm, probes, engine, batch_size))
-    results = _run(lm, infillings(lm, settled, given, **names), engine, batch_size, trace, on_step)
+    decodings = infillings(lm, settled, sampler, **names)
+    results = engine_for(lm, decodings, engine, batch_size, trace, on_step).run(decodings)
     for number, result in enumerate(results):
         nfe = result.nfe + forwards[number * len(settled) // len(results)]
         results[number] = replace(result, nfe=nfe, tpf=len(result.tokens) / nfe)
     return results
 
 
-SETTINGS = ("block_length", "steps", "temperature", "cfg_scale", "rule", "threshold", "seed")
-
-
-def _given(arguments: dict[str, Any], options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was given for the sampler, and what for the engine."""
-    given = {name: arguments[name] for name in SETTINGS} | dict(options)
-    engine = {name: given.pop(name) for name in EngineConfig.model_fields.keys() & given.keys()}
-    return given, {**engine, "cache": arguments["cache"]}
-
-
-def _run(
-    lm: LM,
-    decodings: list[Decoding],
-    engine: dict[str, Any],
-    batch_size: int,
-    trace: Store | None,
-    on_step: OnStep | None,
-) -> list[Generation]:
-    """All of them through an engine of their own."""
+def _check_size(batch_size: int) -> None:
     if not isinstance(batch_size, int) or not 1 <= batch_size <= MOST:
         raise UserError(f"batch_size = {batch_size!r:.60} must be a number from 1 to {MOST}")
-    toml.check(EngineConfig, engine, "generate()" if not decodings or decodings[0].request.gen_length else "infill()")
-    return engine_for(lm, decodings, engine, batch_size, trace, on_step).run(decodings) if decodings else []
 
 
 def engine_for(
     lm: LM,
     decodings: Sequence[Decoding],
-    engine: dict[str, Any],
+    config: EngineConfig,
     batch_size: int,
     trace: Store | None = None,
     on_step: OnStep | None = None,
 ) -> Engine:
     """An engine just large enough to have `batch_size` of these under way, where nothing else was asked for."""
-    page = engine.get("page_size", EngineConfig.model_fields["page_size"].default)
-    sizes = sorted((_size(decoding, page) for decoding in decodings), reverse=True)[:batch_size]
+    for name in ENGINE_ALONE:
+        if (value := getattr(config, name)) != EngineConfig.model_fields[name].default:
+            raise UserError(
+                f"{name} = {value} is only read by a dlm.Engine that requests come to: here all are known, and it is made "
+                f"for them; leave {name} out"
+            )
+    sizes = sorted((_size(decoding, config.page_size) for decoding in decodings), reverse=True)[:batch_size]
     room = {
         "num_pages": sum(pages for pages, _ in sizes),
         "max_num_tokens": max(8192, *(positions for _, positions in sizes)),
         "max_num_requests": batch_size,
     }
-    return Engine(lm, **{**room, **engine}, trace=trace, on_step=on_step)
+    room = {name: size for name, size in room.items() if name not in config.model_fields_set}
+    return Engine.of(lm, config.model_copy(update=room), trace=trace, on_step=on_step)
 
 
 def _size(decoding: Decoding, page_size: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import Decoding, infillings
 from dlm.inference.engine import Engine
 from dlm.inference.prompts import Piece, parse_holes, spell
@@ -95,7 +96,7 @@ def _search(pieces: list[Piece]) -> Search:
 def _scores(lm: LM, probes: list[Probe], run: Run) -> list[Score]:
     """How sure the model is of each hole, over how sure it is where the prompt ends with it."""
     whole, alone = (
-        infillings(lm, [spell(pieces[: end(i)]) for pieces, i in probes], {"steps": 1}, where="infill()")
+        infillings(lm, [spell(pieces[: end(i)]) for pieces, i in probes], SamplerConfig(steps=1), where="infill()")
         for end in (lambda i: None, lambda i: i + 1)
     )
     decodings = []

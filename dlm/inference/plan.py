@@ -78,17 +78,21 @@ class Plan:
         size = self.length_of_block(None if self.open_ended else request.gen_length)
         return -(-end // size) * size
 
+    def require_whole_blocks(self, gen_length: int, size: int) -> None:
+        """Refuse a length that is no multiple of its blocks."""
+        if gen_length % size:
+            raise UserError(
+                f"gen_length = {gen_length} is not a multiple of block_length = {size}: "
+                f"make it {-(-gen_length // size) * size}, or change block_length"
+            )
+
     def _steps(self, gen_length: int, size: int) -> int:
         """Steps of one block: `steps` spread over the blocks, or `steps` itself where their number is open."""
         if self.step_by_token:
             return 1
         if self.open_ended:
             return STEPS if self.steps is None else self.steps
-        if gen_length % size:
-            raise UserError(
-                f"gen_length = {gen_length} is not a multiple of block_length = {size}: "
-                f"make it {-(-gen_length // size) * size}, or change block_length"
-            )
+        self.require_whole_blocks(gen_length, size)
         blocks = gen_length // size
         if self.steps is None:
             return max(1, STEPS // blocks)

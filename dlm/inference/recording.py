@@ -99,7 +99,10 @@ class Recording:
         context = {
             **self.common,
             "kind": "infill" if request.holes else "generate",
-            "sampler": {**settings.model_dump(mode="json", exclude={"seed", "num_samples"}), "rule": _rule(seq)},
+            "sampler": {
+                **settings.model_dump(mode="json", exclude={"seed", "num_samples", "rule"}),
+                "rule": _rule(seq),
+            },
         }
         if request.gen_length:
             context["sampler"]["block_length"] = plan.length_of_block(None if plan.open_ended else request.gen_length)

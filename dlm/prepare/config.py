@@ -2,10 +2,11 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from dlm.data.config import DataConfig
-from dlm.inference.config import EngineConfig, ModelSection, SamplerConfig
+from dlm.inference.config import SAMPLER_READERS, EngineConfig, ModelSection, SamplerConfig
+from dlm.reading import judged, unread
 
 
 class TrajectoriesSection(BaseModel):
@@ -61,8 +62,10 @@ class TrajectoriesConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _possible(self) -> "TrajectoriesConfig":
+    def _possible(self, info: ValidationInfo) -> "TrajectoriesConfig":
         t, s = self.trajectories, self.sampler
+        if (problem := unread(s, SAMPLER_READERS, judged(s, SAMPLER_READERS, info, "sampler"))) is not None:
+            raise ValueError(f"[sampler] {problem}")
         if self.data.source == "sudoku" and t.samples is None:
             raise ValueError('trajectories.samples is not set, and data.source = "sudoku" has no end')
         if self.data.source == "chat" and self.data.answers != "last":

@@ -57,7 +57,6 @@ class Tasks:
         self.limit = s.max_gen_length if s.gen_length == "auto" else s.gen_length
         plan = Plan(config=lm.config, block_length=s.block_length)
         self.block_length = plan.length_of_block(None if s.gen_length == "auto" else s.gen_length)
-        self.settings = s.model_dump()
         told = {
             "weights": weights_digest(lm.network),
             "sampler": s.model_dump(exclude={"num_samples"}),
@@ -82,7 +81,7 @@ class Tasks:
         return self._forced(ids[:start], ids[start:]) if self.forced else self._free(ids[:start])
 
     def _free(self, prompt: Int[ndarray, " p"]) -> list[Task]:
-        found = continuations(self.lm, [prompt.tolist()], self.settings, **self._names(prompt))
+        found = continuations(self.lm, [prompt.tolist()], self.config.sampler, **self._names(prompt))
         return [Task(decoding) for decoding in found]
 
     def _forced(self, prompt: Int[ndarray, " p"], answer: Int[ndarray, " a"]) -> list[Task]:
@@ -97,7 +96,8 @@ class Tasks:
         if not len(answer):
             return []
         shape = {"gen_length": len(answer), "block_length": self.block_length, "steps": self._steps(len(answer))}
-        found = continuations(self.lm, [prompt.tolist()], self.settings | shape, **self._names(prompt, answer))
+        settings = self.config.sampler.model_copy(update=shape)
+        found = continuations(self.lm, [prompt.tolist()], settings, **self._names(prompt, answer))
         tasks = []
         for decoding in found:
             canvas = np.full(decoding.plan.length(decoding.request), self.end)
@@ -108,9 +108,8 @@ class Tasks:
     def _holes(self, ids: Int[ndarray, " l"], prompt: ndarray) -> list[Task]:
         """What is not prompt stands among it, as in a Sudoku."""
         canvas = np.where(prompt, ids, self.lm.require_mask_id())
-        settings = {name: value for name, value in self.settings.items() if name != "gen_length"}
         names = self._names(canvas, ids) if self.forced else self._names(canvas)
-        found = infillings(self.lm, [canvas.tolist()], settings, **names)
+        found = infillings(self.lm, [canvas.tolist()], self.config.sampler, **names)
         return [Task(decoding, Given(ids) if self.forced else None) for decoding in found]
 
     def _steps(self, length: int) -> int | None:

@@ -63,9 +63,8 @@ def _record(lm: LM, config: TrajectoriesConfig, tasks: Sequence[Task], store: Tr
     missing = {task.name for task in tasks if task.name not in store}
     if not missing:
         return 0
-    settings = config.engine.model_dump(exclude_unset=True)
     decodings = [task.decoding for task in tasks]
-    engine = engine_for(lm, decodings, settings, len(tasks), trace=cast(Store, _Missing(store, missing)))
+    engine = engine_for(lm, decodings, config.engine, len(tasks), trace=cast(Store, _Missing(store, missing)))
     for task in tasks:
         engine.submit(task.decoding, task.given, {"responses": config.trajectories.responses})
     for event in engine.stream():

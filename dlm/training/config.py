@@ -1,11 +1,12 @@
 """Everything `dlm-train` reads, and the sections of the run itself. Must import without torch."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from dlm.data.config import DataConfig
 from dlm.models.config import ModelConfig
+from dlm.reading import Reader, Readers
 from dlm.training.sections import (
     AdapterConfig,
     AlignConfig,
@@ -132,6 +133,10 @@ class CheckpointConfig(Section):
 class LogConfig(Section):
     """Where numbers go. metrics.jsonl in the run folder is always written."""
 
+    READERS: ClassVar[Readers] = {
+        "project": Reader(decides="trackers", where="with trackers", reads=lambda log: bool(log.trackers))
+    }
+
     every: int = Field(default=10, ge=1, description="steps between lines")
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
         default=(), description="accelerate's trackers to use as well"
@@ -172,7 +177,7 @@ class TrainConfig(Section):
         return self.train.schedule in ("constant", "wsd") and not follows
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _possible(self, info: ValidationInfo) -> Self:
         t = self.train
         if self.objective.masking == "trajectory" and self.data.source != "traces":
             raise ValueError(
@@ -208,6 +213,13 @@ class TrainConfig(Section):
             raise ValueError(f"align.weight = {self.align.weight}: no teacher; set align.teacher or train.init_from")
         if self.adapter.kind != "none" and t.init_from is None:
             raise ValueError(f"adapter.kind = {self.adapter.kind!r} needs the model it adapts: set train.init_from")
+        for name in self.model.model_fields_set if t.init_from is not None else ():
+            inherited = info.context is not None and info.context.inherited(("model", name), ("train", "init_from"))
+            if (value := getattr(self.model, name)) != ModelConfig.model_fields[name].default and not inherited:
+                raise ValueError(
+                    f"model.{name} = {value!r} shapes a new network, and train.init_from = {t.init_from!r} has its own "
+                    "shape: leave [model] out, or train.init_from"
+                )
         language = self.trainable.kind == "language"
         if language and t.init_from is None and t.length > self.model.max_position_embeddings:
             raise ValueError(

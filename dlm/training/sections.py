@@ -1,15 +1,25 @@
 """The sections of a training TOML that say what is learned. Must import without torch."""
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dlm.config import nearest
+from dlm.reading import Reader, Readers, judged, unread
 from dlm.training.masking import MASKINGS
 
 
 class Section(BaseModel):
+    """A section of a training TOML. A setting in `READERS` that the others leave unread is refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
+    READERS: ClassVar[Readers] = {}
+
+    @model_validator(mode="after")
+    def _all_read(self) -> Self:
+        if (problem := unread(self, self.READERS, judged(self, self.READERS))) is not None:
+            raise ValueError(problem)
+        return self
 
 
 class TrainableConfig(Section):
@@ -23,6 +33,12 @@ class ObjectiveConfig(Section):
     """[objective]: how text is corrupted and what its tokens count. The masking also decides who sees whom:
     `block` trains a block-causal network and `causal` a causal one; the others keep what the model is, except that a
     causal one becomes bidirectional."""
+
+    READERS = {
+        "entropy_temperature": Reader(
+            decides="entropy_weight", where="with an entropy_weight above 0", reads=lambda o: o.entropy_weight > 0
+        )
+    }
 
     masking: str = Field(
         default="random",
@@ -119,6 +135,10 @@ class ObjectiveConfig(Section):
 class ReplayConfig(Section):
     """[replay]: rows of past batches among the new ones, against forgetting."""
 
+    READERS = dict.fromkeys(
+        ("size", "start"), Reader(decides="fraction", where="with a fraction above 0", reads=lambda r: r.fraction > 0)
+    )
+
     fraction: float = Field(
         default=0.0, ge=0, lt=1, description="share of each batch that was in an earlier one; 0: off"
     )
@@ -164,6 +184,16 @@ class ProfileConfig(Section):
 class AlignConfig(Section):
     """[align]: states of masked tokens drawn towards those that a frozen causal teacher has of the clean text
     (arXiv 2605.06885): weight * (1 - mean cosine) is added to the loss."""
+
+    READERS = {
+        **dict.fromkeys(
+            ("decay", "num_sample_layers", "sub_sample_ratio"),
+            Reader(decides="weight", where="with a weight above 0", reads=lambda a: a.weight > 0),
+        ),
+        "final_weight": Reader(
+            decides="decay", where='with decay = "linear" or "cosine"', reads=lambda a: a.decay != "constant"
+        ),
+    }
 
     weight: float = Field(default=0.0, ge=0, description="what the term counts at the beginning of the run; 0: off")
     decay: Literal["constant", "linear", "cosine"] = Field(

@@ -14,8 +14,8 @@ from tests.cli import fake
 @pytest.fixture
 def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     """Run `dlm-infer` on the fake model: (exit status, standard output, standard error)."""
-    for name in ("load", "generate", "infill"):
-        monkeypatch.setitem(vars(dlm), name, getattr(fake, name))  # not setattr: it would fetch the real one first
+    monkeypatch.setitem(vars(dlm), "load", fake.load)  # not setattr: it would fetch the real one first
+    monkeypatch.setitem(sys.modules, "dlm.inference.generation", fake)
     show._load.cache_clear()
 
     def run(*argv: str, stdin: str | None = None) -> tuple[int, str, str]:

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import dlm
 from tests.cli import fake
 from tests.cli.fake import ANSWER, PUZZLE
 
@@ -66,11 +65,12 @@ def test_a_sudoku_is_shown_as_a_grid(command, tmp_path):
 def test_stop_strings_reach_the_sampler_from_the_command_line_and_from_a_job(command, tmp_path, monkeypatch):
     seen = []
 
-    def generate(lm, prompts, stop, **settings):
-        seen.append((prompts, stop))
-        return fake.generate(lm, prompts, **settings)
+    def noting(lm, prompts, sampler, *more, **named):
+        seen.append((prompts, sampler.stop))
+        return decode(lm, prompts, sampler, *more, **named)
 
-    monkeypatch.setitem(vars(dlm), "generate", generate)
+    decode = fake.continue_all
+    monkeypatch.setattr(fake, "continue_all", noting)
     rows = ['{"prompt": "a", "sampler": {"stop": "END"}}', '{"prompt": "b", "sampler": {"stop": ["x", "\\n"]}}', '"c"']
     (tmp_path / "in.jsonl").write_text("\n".join([*rows, '"d [MASK:2]"']))
     assert command("--input", str(tmp_path / "in.jsonl"), "--sampler.stop", '"\\n\\n"', "--quiet")[0] == 0

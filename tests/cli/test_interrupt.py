@@ -12,7 +12,7 @@ from rich.console import Console
 
 import dlm
 from dlm.cli import live
-from dlm.inference import Interrupted
+from dlm.inference import EngineConfig, Interrupted, SamplerConfig
 from tests.cli import fake
 
 SCRIPT = """
@@ -38,11 +38,12 @@ raise SystemExit(main(sys.argv[1:]))
 def interrupted(monkeypatch):
     """Of three prompts the second is unfinished when Ctrl-C comes, the third has not begun."""
 
-    def generate(lm, prompts, request_ids, on_step=None, **settings):
-        first, second = fake.generate(lm, prompts[:2], request_ids[:2], on_step)
+    def stopped(lm, prompts, sampler, engine, trace, request_ids, on_step=None):
+        first, second = decode(lm, prompts[:2], sampler, engine, trace, request_ids[:2], on_step)
         raise Interrupted([first, replace(second, text="an░░er", finish_reason="interrupted")])
 
-    monkeypatch.setitem(vars(dlm), "generate", generate)
+    decode = fake.continue_all
+    monkeypatch.setattr(fake, "continue_all", stopped)
 
 
 PROMPTS = ("--prompt", "a", "--prompt", "b", "--prompt", "c")
@@ -79,12 +80,13 @@ def test_the_store_is_named(command, interrupted, tmp_path):
 
 
 def test_batches_before_stay(command, monkeypatch):
-    def generate(lm, prompts, request_ids, **settings):
+    def stopped(lm, prompts, *more, **named):
         if prompts == ["b"]:
             raise KeyboardInterrupt  # before anything began
-        return fake.generate(lm, prompts, request_ids)
+        return decode(lm, prompts, *more, **named)
 
-    monkeypatch.setitem(vars(dlm), "generate", generate)
+    decode = fake.continue_all
+    monkeypatch.setattr(fake, "continue_all", stopped)
     assert command(*PROMPTS, "--quiet", "--batch_size", "1") == (130, "answer\n", "interrupted; whole results: 1\n")
 
 
@@ -95,7 +97,7 @@ def test_a_live_view_leaves_its_last_picture(error):
     view = live.View("title", fake.MASK, live.draw_text(fake.FakeLM().decode, room=9), console, delay=0, snapshots=0)
     try:
         with view:
-            fake.generate(fake.FakeLM(), ["q"], ["0"], view.on_step)
+            fake.continue_all(fake.FakeLM(), ["q"], SamplerConfig(), EngineConfig(), None, ["0"], view.on_step)
             if error is not None:
                 raise error
     except KeyboardInterrupt:

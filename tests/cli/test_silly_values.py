@@ -6,8 +6,8 @@ import pytest
 
 from dlm.bench.config import BenchConfig
 from dlm.cli import bench, infer, replay, trace
+from dlm.cli.config import InferConfig
 from dlm.fields import fields
-from dlm.inference.config import InferConfig
 from dlm.trace import TraceStore
 from tests.cli.test_replay import store  # noqa: F401  a fixture
 

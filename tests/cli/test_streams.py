@@ -17,7 +17,8 @@ FAKE = """
 import sys
 import dlm
 from tests.cli import fake
-vars(dlm).update(load=fake.load, generate=fake.generate, infill=fake.infill)
+vars(dlm).update(load=fake.load)
+sys.modules["dlm.inference.generation"] = fake
 from dlm.cli.infer import main
 raise SystemExit(main(sys.argv[1:]))
 """
@@ -155,7 +156,7 @@ def test_a_store_that_cannot_be(command, monkeypatch, tmp_path, store):
 def test_jobs_with_an_id_that_is_taken_are_refused_before_the_model_is_loaded(command, tmp_path):
     rows = tmp_path / "in.jsonl"
     rows.write_text(
-        '{"prompt": "a", "request_id": "x"}\n{"prompt": "b", "request_id": "y", "sampler": {"num_samples": 2}}\n'
+        '{"prompt": "a", "request_id": "x"}\n{"prompt": "b", "request_id": "y", "sampler": {"num_samples": 2, "temperature": 1}}\n'
     )
     store = ("--trace", "--trace.store", str(tmp_path / "t.db"))
     import numpy as np
@@ -178,17 +179,16 @@ def test_an_error_of_decoding_names_the_line(command, monkeypatch, tmp_path):
     from dlm.errors import UserError
     from tests.cli import fake
 
-    def generate(lm, prompts, request_ids, **settings):
+    def refusing(lm, prompts, *more, **named):
         for i, prompt in enumerate(prompts):
             if prompt == "bad":
                 raise UserError(f"prompt {i}: [MASK:0]: it is bad")
             if prompt == "long":
                 raise UserError(f"prompt {i} has 9 tokens")
-        return fake.generate(lm, prompts, request_ids)
+        return decode(lm, prompts, *more, **named)
 
-    import dlm
-
-    monkeypatch.setitem(vars(dlm), "generate", generate)
+    decode = fake.continue_all
+    monkeypatch.setattr(fake, "continue_all", refusing)
     rows = tmp_path / "in.jsonl"
     for word, said in (("bad", ": [MASK:0]: it is bad"), ("long", ": has 9 tokens")):
         rows.write_text("\n".join(['"a"', "", '"b"', f'"{word}"', '"c"']))

@@ -18,11 +18,10 @@ from dlm.diffusion.unmask import (
     LowConfidence,
     Margin,
     Random,
-    Rule,
     Threshold,
-    make_rule,
     schedule,
 )
+from dlm.inference.config import READ_BY, SamplerConfig
 
 # --- the definitions, one row at a time: `scores` by position, `masked` a list of positions ---
 
@@ -195,16 +194,22 @@ def test_the_table_of_rules():
         "hierarchical",
         "credit",
     ]
-    settings = {"threshold": 0.5, "factor": 2.0, "gamma": 0.3, "tau_low": 0.2, "seed": 7}
-    assert make_rule("hierarchical", settings) == Hierarchical(threshold=0.5, tau_low=0.2)
-    assert make_rule("factor", settings) == Factor(factor=2.0)
-    assert make_rule("entropy_bound", settings) == EntropyBound(gamma=0.3)
-    assert make_rule("credit", settings) == Credit(threshold=0.5)
+
+
+def test_a_rule_s_settings_are_those_of_the_sampler():
+    given = {"threshold": 0.5, "factor": 2.0, "gamma": 0.3, "tau_low": 0.2, "entropy_threshold": 0.7, "seed": 7}
+    made = {name: SamplerConfig(rule=name, **given).decode_rule for name in RULES}
+    assert made["hierarchical"] == Hierarchical(threshold=0.5, tau_low=0.2)
+    assert made["factor"] == Factor(factor=2.0)
+    assert made["entropy_bound"] == EntropyBound(gamma=0.3)
+    assert made["entropy_threshold"] == EntropyThreshold(entropy_threshold=0.7)
+    assert made["credit"] == Credit(threshold=0.5)
     for name, rule in RULES.items():
-        made = make_rule(name, settings)
-        assert isinstance(made, Rule)
-        assert type(made) is rule
-        assert hasattr(Signals, made.score) or made.score == "order"
+        assert type(made[name]) is rule
+        assert SamplerConfig(rule=name).decode_rule == rule()  # defaults stand in one place
+        for setting, kind in rule.settings().items():  # rules that share a setting agree on it
+            assert repr(kind) == repr(RULES[READ_BY[setting][0]].settings()[setting])
+        assert hasattr(Signals, rule.score) or rule.score == "order"
     scores = {name: rule.score for name, rule in RULES.items() if rule.score != "confidence"}
     entropies = dict.fromkeys(("entropy", "entropy_bound", "entropy_threshold"), "entropy")
     assert scores == {"random": "order", "margin": "margin", **entropies}

@@ -3,6 +3,7 @@
 import torch
 
 import dlm
+from dlm.inference.config import READ_BY
 from dlm.inference.reference import sample
 
 MASK = 63
@@ -26,6 +27,11 @@ FAMILIES: dict[str, dict] = {
 }
 CACHED = ["sdar", "Fast_dLLM_Qwen", "llama"]
 RULE = {"rule": "threshold", "threshold": 0.4}
+
+
+def of_rule(rule: str, **settings: float) -> dict:
+    """The rule, and those of the settings that it reads."""
+    return {"rule": rule, **{name: value for name, value in settings.items() if rule in READ_BY[name]}}
 
 
 def ids(seed: int, length: int) -> list[int]:

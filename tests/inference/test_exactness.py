@@ -8,6 +8,7 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.inference import compute, decide
+from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import continuations, infillings
 from dlm.inference.forward import Forward
 from dlm.kernels import reference as reference_kernels
@@ -15,7 +16,7 @@ from dlm.kernels.c import native
 from dlm.kernels.paths import PATHS
 
 from . import oracle
-from .requests import CACHED, FAMILIES, RULE, drive, holes, ids, prompts, reference, tokens
+from .requests import CACHED, FAMILIES, RULE, drive, holes, ids, of_rule, prompts, reference, tokens
 from .tiny import tiny_lm
 
 
@@ -34,7 +35,7 @@ def test_uncached_is_the_reference_sampler_and_exact_is_uncached(family, setting
     if family == "llama" and settings.keys() & {"cfg_scale", "edit_threshold"}:
         pytest.skip("no mask")
     lm = tiny_lm(2, **FAMILIES[family])
-    decodings = continuations(lm, prompts(5), {"gen_length": 12, "block_length": 4, **settings}, where="")
+    decodings = continuations(lm, prompts(5), SamplerConfig(gen_length=12, block_length=4, **settings), where="")
     expected = reference(lm, decodings)
     assert tokens(drive(lm, decodings, cache="none")) == expected
     if family in CACHED:
@@ -46,7 +47,7 @@ def test_uncached_is_the_reference_sampler_and_exact_is_uncached(family, setting
 @pytest.mark.parametrize("block_length", [None, 3])
 def test_holes_too(family, block_length):
     lm = tiny_lm(6, **FAMILIES[family])
-    decodings = infillings(lm, holes(4), {"block_length": block_length, "steps": 6}, where="")
+    decodings = infillings(lm, holes(4), SamplerConfig(gen_length="auto", block_length=block_length, steps=6), where="")
     expected = [
         [o[p] for h in d.request.holes for p in h] for o, d in zip(reference(lm, decodings), decodings, strict=True)
     ]
@@ -66,7 +67,7 @@ def test_exact_with_several_blocks_open_is_uncached(family, block_length):
         "max_active_blocks": 3,
         **RULE,
     }
-    decodings = continuations(lm, prompts(4), settings, where="")
+    decodings = continuations(lm, prompts(4), SamplerConfig(**settings), where="")
     plain = drive(lm, decodings, cache="none")
     cached = drive(lm, decodings, cache="exact", page_size=5)
     assert tokens(plain) == tokens(cached)
@@ -192,7 +193,8 @@ def test_deterministic_logits_are_bit_for_bit_those_of_the_request_alone(family,
     decide_logits = decide._logits
     monkeypatch.setattr(decide, "_logits", listening)
     names = [str(i) for i in range(9)]
-    work = continuations(lm, prompts(9), {"gen_length": 16, "block_length": 4, **RULE}, where="", request_ids=names)
+    settings = SamplerConfig(gen_length=16, block_length=4, **RULE)
+    work = continuations(lm, prompts(9), settings, where="", request_ids=names)
     drive(lm, work, deterministic=True)
     together = dict(seen)
     for name, decoding in zip(names, work, strict=True):
@@ -203,7 +205,7 @@ def test_deterministic_logits_are_bit_for_bit_those_of_the_request_alone(family,
 
 def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(monkeypatch):
     lm = tiny_lm()
-    work = continuations(lm, prompts(5), {"gen_length": 16, "block_length": 8, "steps": 16}, where="")
+    work = continuations(lm, prompts(5), SamplerConfig(gen_length=16, block_length=8, steps=16), where="")
     plain = tokens(drive(lm, work, cache="dual"))
     recorded = []
 
@@ -224,8 +226,8 @@ def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(
 @pytest.mark.parametrize("rule", ["low_confidence", "margin", "entropy", "threshold", "credit"])
 def test_one_pass_over_the_vocabulary_decides_the_same(rule, temperature, monkeypatch):
     lm, read = tiny_lm(5, spread=0.4), []
-    settings = {"gen_length": 12, "rule": rule, "temperature": temperature, "cfg_scale": 0.3, "kernels": "torch"}
-    settings |= {"threshold": 0.4} if rule in ("threshold", "credit") else {}
+    settings = {"gen_length": 12, "temperature": temperature, "cfg_scale": 0.3, "kernels": "torch"}
+    settings |= of_rule(rule, threshold=0.4)
     plain = dlm.generate(lm, prompts(3), **settings)
     original = reference_kernels.confidence
     monkeypatch.setattr(reference_kernels, "confidence", lambda *a, **b: read.append(1) or original(*a, **b))

@@ -8,7 +8,7 @@ import dlm
 from dlm.errors import UserError
 from dlm.inference import decide
 from dlm.inference.compute import Compute
-from dlm.inference.config import EngineConfig
+from dlm.inference.config import EngineConfig, SamplerConfig
 from dlm.inference.decoding import continuations
 from dlm.inference.fused import FusedLayers
 from dlm.inference.layout import Layout
@@ -60,7 +60,7 @@ def logits(lm: dlm.LM, monkeypatch: pytest.MonkeyPatch, names: range, **engine) 
             seen.setdefault(question.sequence.request.request_id, []).append(part.clone())
         return found
 
-    settings = {"gen_length": 16, "block_length": 4, "steps": 8}
+    settings = SamplerConfig(gen_length=16, block_length=4, steps=8)
     work = [continuations(lm, prompts(9)[i : i + 1], settings, where="", request_ids=[str(i)])[0] for i in names]
     with monkeypatch.context() as patch:
         patch.setattr(decide, "_logits", listening)
@@ -276,7 +276,9 @@ def test_decoding_is_the_same_on_any_number_of_threads():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(tokens(drive(lm, continuations(lm, prompts(6), {"gen_length": 16, **RULE}, where=""))))
+            found.append(
+                tokens(drive(lm, continuations(lm, prompts(6), SamplerConfig(gen_length=16, **RULE), where="")))
+            )
     finally:
         torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]

@@ -1,6 +1,9 @@
 """`dlm.generate`: token for token what the papers' algorithms give, alone or in a crowd."""
 
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,11 +11,11 @@ import torch
 import dlm
 from dlm.diffusion.unmask import RULES, Threshold
 from dlm.inference.config import EngineConfig, SamplerConfig
-from dlm.inference.decoding import Options
 from dlm.inference.plan import Plan
 from dlm.inference.request import Request
 
 from . import oracle
+from .requests import FAMILIES, MASK, of_rule
 from .tiny import EOS, likes, text_lm, tiny_lm
 
 # Not the empty prompt: a canvas of nothing but masks looks the same from every position, an exact tie of all of them.
@@ -64,8 +67,8 @@ def test_credit_is_dinfers(threshold):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_prompt_gets_the_same_alone_and_in_a_crowd(rule, temperature):
     lm = tiny_lm(3, eos_token_id=7)
-    settings = {"gen_length": 12, "block_length": 6, "steps": 6, "rule": rule, "temperature": temperature}
-    settings |= {"threshold": 0.5, "tau_low": 0.2, "gamma": 1.0, "seed": 11}
+    settings = {"gen_length": 12, "block_length": 6, "steps": 6, "temperature": temperature}
+    settings |= {"seed": 11, **of_rule(rule, threshold=0.5, tau_low=0.2, gamma=1.0)}
     together = dlm.generate(lm, PROMPTS, **settings)
     assert [result.request_id for result in together] == [str(i) for i in range(8)]
     for prompt, result in zip(PROMPTS, together, strict=True):
@@ -229,13 +232,86 @@ def test_no_prompts_no_results():
     assert dlm.generate(tiny_lm(), []) == []
 
 
-def test_defaults_stand_in_one_place():
-    signature = inspect.signature(dlm.generate).parameters
+ALONE = {"memory_fraction", "max_waiting"}
+
+
+def test_the_signature_and_the_help_are_made_of_the_settings():
     fields = SamplerConfig.model_fields | EngineConfig.model_fields
-    shared = [name for name in signature if name in fields]
-    assert {name: signature[name].default for name in shared} == {name: fields[name].default for name in shared}
-    assert set(shared) | set(Options.__annotations__) - {"remasking"} == set(fields) - {"max_waiting"}
-    assert list(RULES) == list(inspect.get_annotations(SamplerConfig)["rule"].__args__)
+    own = {"lm", "prompts", "trace", "request_ids", "batch_size", "on_step"}
+    for function, without in ((dlm.generate, ALONE), (dlm.infill, {*ALONE, "gen_length", "max_gen_length", "stop"})):
+        signature = inspect.signature(function).parameters
+        assert signature.keys() == own | fields.keys() - without
+        assert all(p.kind is p.KEYWORD_ONLY for name, p in signature.items() if name not in ("lm", "prompts"))
+        for name in signature.keys() & fields.keys():
+            assert signature[name].default == fields[name].default
+            assert f"\n    {name}: {fields[name].description}" in function.__doc__
+        assert all(f" {name}," in function.__doc__ or f" {name}." in function.__doc__ for name in RULES)
+        assert "One of: auto, none, prefix, dual, exact." in function.__doc__
+    engine = inspect.signature(dlm.Engine).parameters
+    assert engine.keys() == {"lm", "trace", "on_step", *EngineConfig.model_fields}
+
+
+ADDED = """
+from dataclasses import dataclass
+from typing import Annotated
+from pydantic import Field
+from dlm.diffusion.unmask import RULES, Threshold
+
+@dataclass(frozen=True, kw_only=True)
+class Sure(Threshold):
+    doubt: Annotated[float, Field(ge=0, le=1, description="what a threshold lacks to 1")] = 0.25
+
+    def __call__(self, score, masked, quota):
+        return Threshold(threshold=1 - self.doubt)(score, masked, quota)
+
+RULES["sure"] = Sure
+
+import dlm
+from tests.inference.tiny import tiny_lm
+lm = tiny_lm(1, spread=0.6)
+plain = dlm.generate(lm, [[1]], gen_length=16, rule="threshold", threshold=0.5)[0].steps
+assert dlm.generate(lm, [[1]], gen_length=16, rule="sure", doubt=0.5)[0].steps == plain
+assert dlm.generate(lm, [[1]], gen_length=16, rule=Sure(doubt=0.5))[0].steps == plain != list(range(16))
+assert "doubt: Rule sure: what a threshold lacks to 1." in dlm.generate.__doc__
+for wrong in ({"rule": "sure", "doubt": 2}, {"doubt": 0.5}):
+    try:
+        dlm.generate(lm, [[1]], **wrong)
+        raise SystemExit(f"{wrong} was taken")
+    except dlm.UserError as error:
+        print(error)
+from dlm.cli.infer import main
+main(["--help"])
+"""
+
+
+def test_a_rule_from_outside_is_one_class_and_one_line():
+    done = subprocess.run([sys.executable, "-c", ADDED], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert not done.returncode, done.stderr
+    wide, unread, *page = done.stdout.splitlines()
+    assert wide == "generate(): doubt = 2: must be less than or equal to 1"
+    assert unread.startswith('generate(): doubt = 0.5 is only read by the rule sure, and rule = "low_confidence": ')
+    at = page.index("  --sampler.doubt  a number = 0.25")
+    assert page[at + 1].strip() == "Rule sure: what a threshold lacks to 1."
+
+
+ALWAYS = {
+    "gen_length": 32,
+    "block_length": 8,
+    "steps": 8,
+    "temperature": 0.0,
+    "cfg_scale": 0.0,
+    "top_k": None,
+    "seed": 3,
+}
+
+
+def test_what_always_counts_may_always_be_given():
+    for fields in FAMILIES.values():
+        lm = tiny_lm(**fields)
+        for rule in ("low_confidence", "threshold", "entropy_bound"):
+            assert dlm.generate(lm, [[1, 2]], rule=rule, num_samples=1, **ALWAYS)
+    samples = dlm.generate(tiny_lm(), [[1]], gen_length=8, rule="random", num_samples=3)
+    assert len({tuple(result.steps) for result in samples}) == 3
 
 
 BAD = [
@@ -254,7 +330,66 @@ BAD = [
     ({"rule": "margin", "remasking": "random"}, ["margin", "random", "disagree"]),
     ({"request_ids": ["a", "b"]}, ["2 request_ids for 1 prompts"]),
     ({"batch_size": 0}, ["batch_size = 0"]),
+    # read by nothing that was chosen
+    (
+        {"threshold": 0.01},
+        ["threshold = 0.01 is only read by the rules threshold, hierarchical, credit", '"low_confidence"'],
+    ),
+    (
+        {"threshold": 0.9, "rule": "margin"},
+        ["threshold = 0.9 is only read by", 'rule = "margin"', "leave threshold out"],
+    ),
+    ({"factor": 9}, ["factor = 9 is only read by the rule factor,"]),
+    ({"tau_low": 0.4, "rule": "threshold"}, ["tau_low = 0.4 is only read by the rule hierarchical"]),
+    ({"gamma": 0.4}, ["gamma = 0.4 is only read by the rule entropy_bound"]),
+    ({"entropy_threshold": 0.4}, ["entropy_threshold = 0.4 is only read by the rule entropy_threshold"]),
+    (
+        {"threshold": 0.3, "rule": Threshold(threshold=0.4)},
+        ["threshold = 0.3 stands beside rule = Threshold(threshold=0.4)"],
+    ),
+    ({"num_samples": 3}, ["num_samples = 3 is only read with a temperature above 0", "temperature = 0"]),
+    ({"top_k": 5}, ["top_k = 5 is only read with a temperature above 0"]),
+    ({"top_p": 0.5}, ["top_p = 0.5 is only read with a temperature above 0"]),
+    ({"max_gen_length": 64}, ['max_gen_length = 64 is only read with gen_length = "auto", and gen_length = 128']),
+    ({"max_active_blocks": 2}, ['max_active_blocks = 2 is only read by strategy = "multi_block"']),
+    ({"block_add": 0.5}, ['block_add = 0.5 is only read by strategy = "multi_block"']),
+    (
+        {"max_post_edit_steps": 2},
+        ["max_post_edit_steps = 2 is only read with edit_threshold, and edit_threshold is not set"],
+    ),
+    ({"refresh_interval": 2}, ['refresh_interval = 2 is only read by cache = "prefix" and "dual", and cache = "none"']),
+    ({"cache_delay": 2, "cache": "dual"}, ["cache_delay = 2", "with refresh_interval"]),
+    ({"memory_fraction": 0.5}, ["memory_fraction = 0.5 is only read by a dlm.Engine"]),
+    ({"memory_fraction": 0.5, "num_pages": 9}, ["memory_fraction = 0.5 is only read without num_pages"]),
+    # what others call it
+    ({"max_new_tokens": 8}, ['unknown key "max_new_tokens"; here it is "gen_length"']),
+    ({"max_length": 8}, ['here it is "gen_length", without the prompt']),
+    ({"alg": "entropy"}, ['unknown key "alg"; here it is "rule"']),
+    ({"alg_temp": 0.1}, ['unknown key "alg_temp"', 'see "rule"']),
+    ({"do_sample": True}, ['unknown key "do_sample"; here it is "temperature"']),
+    ({"n": 2}, ['unknown key "n"; here it is "num_samples"']),
+    ({"strategy": "multi-block"}, ["strategy = 'multi-block'", 'did you mean "multi_block"?']),
+    ({"cach": "dual"}, ['unknown key "cach"; did you mean "cache"?']),
 ]
+
+
+def test_values_by_position_are_asked_for_by_name():
+    for call, prompt in ((dlm.generate, [[1]]), (dlm.infill, [[1, MASK]])):
+        with pytest.raises(dlm.UserError, match=r"\(\) takes lm and prompts by position and everything else by name"):
+            call(tiny_lm(), prompt, 32, 8)
+    with pytest.raises(dlm.UserError, match="write gen_length=32 or steps=32"):
+        dlm.generate(tiny_lm(), [[1]], 32)
+    with pytest.raises(dlm.UserError, match=r"^Engine\(\) takes lm by position .*: write cache='dual'"):
+        dlm.Engine(tiny_lm(), "dual")
+
+
+def test_settings_of_the_engine_are_not_those_of_a_request():
+    engine = dlm.Engine(tiny_lm(), cache="dual", refresh_interval=4, cache_delay=2)
+    with pytest.raises(dlm.UserError, match=r"add_request\(\): unknown key \"cache\"; it is a setting of the engine"):
+        engine.add_request([1], cache="dual")
+    with pytest.raises(dlm.UserError, match='refresh_interval = 4 is only read by cache = "prefix" and "dual"'):
+        dlm.Engine(tiny_lm(), refresh_interval=4)
+    assert engine.config.with_cache("none") == EngineConfig(cache="none")
 
 
 @pytest.mark.parametrize(("settings", "says"), BAD, ids=str)

@@ -142,7 +142,7 @@ def test_holes_in_text_are_for_infill_and_texts_without_for_generate():
         dlm.generate(lm, ["a", "b [MASK:3]"])
     with pytest.raises(dlm.UserError, match=r"prompt 0 has no hole to fill: mark one with \[MASK:12\]"):
         dlm.infill(lm, "abc")
-    with pytest.raises(dlm.UserError, match="a hole's length stands in the prompt"):
+    with pytest.raises(dlm.UserError, match="a hole ends where its length says, which stands in the prompt"):
         dlm.infill(lm, "a[MASK:2]", gen_length=4)
 
 

@@ -7,6 +7,7 @@ import dlm
 from dlm.diffusion.unmask import LowConfidence
 from dlm.inference.request import StepEvent
 
+from .requests import of_rule
 from .tiny import tiny_lm
 
 MASK = 63
@@ -109,7 +110,7 @@ def test_rules_of_ones_own():
 
 @pytest.mark.parametrize("rule", ["low_confidence", "threshold"])
 def test_sure_models_take_fewer_forwards(rule):
-    settings = {"gen_length": 16, "rule": rule, "threshold": 0.2}
+    settings = {"gen_length": 16, **of_rule(rule, threshold=0.2)}
     _, (result,) = record(tiny_lm(1, spread=0.6), [[1]], **settings)
     assert (result.nfe == 16) == (rule == "low_confidence")
     assert result.tpf == 16 / result.nfe

@@ -141,8 +141,8 @@ def test_forced_answers_keep_their_tokens_in_every_family(folder, family):
 
 def test_steps_are_a_blocks_share_for_answers_of_any_length(folder):
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": "x" * n}) + "\n" for n in (8, 12, 16)))
-    settings = {"sampler__rule": "low_confidence", "sampler__steps": "6", "trajectories__responses": "forced"}
-    prepare(config(folder, **settings))
+    settings = {"sampler__rule": "low_confidence", "sampler__entropy_threshold": "0.5", "sampler__steps": "6"}
+    prepare(config(folder, trajectories__responses="forced", **settings))
     # With end-of-text 5, 9 and 13 tokens: two blocks, three, and three; two steps each.
     found = sorted((trace.length - PROMPT, trace.num_steps) for trace in traces(folder / "traces.db").values())
     assert found == [(8, 2 * 2), (12, 3 * 2), (12, 3 * 2)]

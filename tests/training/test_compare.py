@@ -33,7 +33,8 @@ def test_rows_differ_in_what_they_are_about_alone(compare):
         said = {f"{s}.{k}" if s == "train" else s for s, values in own.items() for k in values}
         assert said <= ALONE
         config = compare.row_config(name, 0, Path("runs/compare")).model_dump()
-        assert all(config[s] == shared[s] for s in ("model", "optim", "eval"))
+        new = config["train"]["init_from"] is None
+        assert all(config[s] == shared[s] for s in (*["model"] * new, "optim", "eval"))
         assert all(config["train"][k] == shared["train"][k] for k in ("steps", "batch_size", "length", "seed"))
 
 

@@ -1,0 +1,49 @@
+"""One batch of jobs through the engine, and onto the screen: what `dlm-infer` does, with and without --chat."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dlm.errors import UserError
+from dlm.inference.config import EngineConfig
+
+from .config import JobConfig
+from .jobs import has_holes
+
+if TYPE_CHECKING:
+    from dlm import LM, Generation
+
+    from .show import Printer
+
+
+def decode(
+    lm: "LM", batch: Sequence[JobConfig], printer: "Printer", engine: EngineConfig, said: str | None = None
+) -> "list[Generation]":
+    """Decode one batch of jobs alike, and show it.
+
+    Results name the prompt they answer: the job's own text or puzzle or, of a conversation, what the user `said` last.
+    """
+    from dlm.inference.generation import continue_all, fill_all
+
+    prompts = [lm.encode(job.sudoku) if job.sudoku is not None else str(job.prompt) for job in batch]
+    names, sampler = [job.request_id for job in batch], batch[0].sampler
+    run = fill_all if has_holes(batch[0]) else continue_all
+    try:
+        with printer.watch(lm, batch[0]) as view:
+            on_step = None if view is None else view.on_step
+            results = run(lm, prompts, sampler, engine, printer.store, names, on_step=on_step)
+    except KeyboardInterrupt as stop:
+        printer.interrupted(lm, batch, getattr(stop, "results", ()), said)
+        raise
+    except UserError as error:
+        raise UserError(_placed(str(error), batch)) from None
+    for number, result in enumerate(results):  # the samples of one prompt stand next to each other
+        printer.show(lm, batch[number // batch[0].sampler.num_samples], result, said)
+    return results
+
+
+def _placed(message: str, batch: Sequence[JobConfig]) -> str:
+    """A message about "prompt 3" with the place where that prompt was written."""
+    found = re.match(r"prompt (\d+)\b:?", message)
+    place = batch[int(found[1])].place if found is not None else ""
+    return message if found is None or not place else f"{place}:{message[found.end() :]}"
