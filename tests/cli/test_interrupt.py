@@ -19,9 +19,9 @@ SCRIPT = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it
 from dlm.cli.infer import main
-from dlm.inference.engine import Engine
+from dlm.inference.batch import Batch
 
-step, calls = Engine.step, []
+step, calls = Batch.step, []
 
 def stepping(self):
     calls.append(1)
@@ -29,7 +29,7 @@ def stepping(self):
         os.kill(os.getpid(), signal.SIGINT)
     return step(self)
 
-Engine.step = stepping
+Batch.step = stepping
 raise SystemExit(main(sys.argv[1:]))
 """
 
@@ -117,7 +117,7 @@ def test_a_real_interrupt(tmp_path):
     assert done.returncode == 130 and "Traceback" not in done.stderr
     (line,) = done.stdout.splitlines()
     partial = json.loads(line)
-    assert partial["finish_reason"] == "interrupted" and partial["nfe"] == 3
+    assert partial["finish_reason"] == "interrupted" and partial["nfe"] == 4  # the step under way was finished
     assert sum(step >= 0 for step in partial["steps"]) == 3
     assert "interrupted; whole results: 0; unfinished: 1" in done.stderr
     with dlm.TraceStore(tmp_path / "t.db") as store:

@@ -94,10 +94,10 @@ def test_whatever_happens_no_page_is_lost_and_no_token_changes(family):
         else:
             rows = engine.stats().rows
             earliest = min(engine.batch.sequences.values(), key=lambda seq: seq.number, default=None)
-            runs = earliest is not None and earliest.pages.parked is None
+            runs = earliest is not None and earliest.parked is None
             events = engine.step()
             assert engine.stats().rows - rows <= 72
-            assert not runs or earliest.pages.parked is None
+            assert not runs or earliest.parked is None
             for event in events:
                 if event.result is not None:
                     which = expected.pop(event.request_id)

@@ -45,7 +45,7 @@ def config(folder: Path, out: str = "run", **overrides: str) -> TrainConfig:
         "train.length": "16",
         "train.warmup_steps": "2",
         "train.device": "cpu",
-        **({} if "trainable__kind" in overrides else SHAPE),
+        **({} if "trainable__kind" in overrides or overrides.get("train__init_from", "none") != "none" else SHAPE),
         "optim.hidden.algorithm": "muon",
         "eval.sequences": "4",
         "eval.draws": "1",
