@@ -1,7 +1,6 @@
 """All documents of a corpus as one array of ids, and a stream that addresses sequences in it. Reads no text."""
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.atomic import new_folder
+from dlm.atomic import cache_folder, new_folder
 from dlm.data.documents import Document
 from dlm.data.samples import Sample, pad_row, sample_of
 from dlm.errors import UserError
@@ -86,12 +85,6 @@ def cached_table(key: dict[str, Any], build: Callable[[], TokenTable], enabled: 
     except OSError:
         return table
     return TokenTable.open(folder)
-
-
-def cache_folder() -> Path:
-    """DLM_CACHE, else the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("DLM_CACHE") or Path(base) / "dlm")
 
 
 class TableStream:

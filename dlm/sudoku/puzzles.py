@@ -1,13 +1,13 @@
 """Puzzles with exactly one solution: random grids, digging, splits that share no puzzle, a pool kept on disk."""
 
-import os
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from dlm.atomic import replacing
+from dlm.atomic import cache_folder, replacing
 from dlm.errors import UserError
 from dlm.sudoku.solver import Grid, State, follows_rules, givens_of, search
 
@@ -108,10 +108,6 @@ def generate_puzzles(
     return pairs[:, 0], pairs[:, 1]
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlm"
-
-
 def _read_pool(path: Path) -> Grid:
     """Base puzzles (n, 2, 81) from `path`, none if the file is missing or not what this code would have written."""
     try:
@@ -138,10 +134,8 @@ def base_puzzles(
         if progress is not None:
             progress(len(pool) + i + 1, size)
     pool = np.concatenate([pool, fresh])
-    try:  # a cache that cannot be written costs only time
+    with suppress(OSError):  # a cache that cannot be written costs only time
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, pool)
-    except OSError:
-        pass
     return pool
