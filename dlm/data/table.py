@@ -1,4 +1,4 @@
-"""All documents of a corpus as one array of ids, and a stream that addresses sequences in it. Reads no text."""
+"""All documents of a corpus as one array of ids, and a stream of sequences cut from it."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -90,8 +90,8 @@ def cached_table(key: dict[str, Any], build: Callable[[], TokenTable], enabled: 
 class TableStream:
     """Sequences of a table in an order addressed by (seed, epoch), so that its whole state is one counter.
 
-    fixed: an epoch lays the documents in a ring, turns it by a random offset and cuts it, so that no token is always
-    first. row: a document is a sequence. `epochs` None goes on for ever. The held-out split is not turned.
+    fixed: an epoch lays the documents in a ring, rotates it by a random offset and cuts it, so that no token is always
+    first. row: a document is a sequence. `epochs` None goes on for ever. Without `rotate`, as for the held-out split, the offset is 0.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class TableStream:
         end: int,
         seed: int,
         epochs: int | None,
-        turn: bool = True,
+        rotate: bool = True,
         what: str = "corpus",
         remedy: str = "add data, or lower the length",
     ) -> None:
         self.table, self.length, self.pack, self.end = table, length, pack, end
-        self.seed, self.epochs, self.turn = seed, epochs, turn
+        self.seed, self.epochs, self.rotate = seed, epochs, rotate
         self.index = 0
         self._rows = _answerable(table, length) if pack == "row" else None
         self.samples_per_epoch = len(table.ids) // length if self._rows is None else len(self._rows)
@@ -136,7 +136,9 @@ class TableStream:
 
     def _cut(self, epoch: int, place: int) -> Document:
         total = len(self.table.ids)
-        offset = int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0] % np.uint64(total)) if self.turn else 0
+        offset = (
+            int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0] % np.uint64(total)) if self.rotate else 0
+        )
         where = (offset + place * self.length + np.arange(self.length)) % total
         return self.table.document(where)
 

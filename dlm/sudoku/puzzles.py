@@ -1,7 +1,6 @@
 """Puzzles with exactly one solution: random grids, digging, splits that share no puzzle, a pool kept on disk."""
 
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import numpy as np
 from dlm.atomic import cache_folder, replacing
 from dlm.errors import UserError
 from dlm.sudoku.solver import Grid, State, follows_rules, givens_of, search
-
-Progress = Callable[[int, int], None]  # (done, total)
 
 SPLITS = {"train": 0, "heldout": 1}
 MAX_EMPTY = 60  # most grids can be dug to 55-58 holes; 60 already takes hundreds of tries
@@ -119,9 +116,7 @@ def _read_pool(path: Path) -> Grid:
     return pool if sound else np.empty((0, 2, 81), np.int8)
 
 
-def base_puzzles(
-    size: int = 2000, split: str = "train", seed: int = 0, folder: Path | None = None, progress: Progress | None = None
-) -> Grid:
+def base_puzzles(size: int = 2000, split: str = "train", seed: int = 0, folder: Path | None = None) -> Grid:
     """(size, 2, 81): minimal puzzles and their solutions. A smaller pool is a prefix of a larger one; kept on disk."""
     _check_split(split)
     path = (folder or cache_folder()) / f"sudoku-v{POOL_VERSION}-{split}-{seed}.npy"
@@ -131,8 +126,6 @@ def base_puzzles(
     fresh = np.empty((size - len(pool), 2, 81), np.int8)
     for i in range(len(fresh)):
         fresh[i] = make_puzzle(addressed(seed, 0, split, len(pool) + i), None, split)
-        if progress is not None:
-            progress(len(pool) + i + 1, size)
     pool = np.concatenate([pool, fresh])
     with suppress(OSError):  # a cache that cannot be written costs only time
         path.parent.mkdir(parents=True, exist_ok=True)

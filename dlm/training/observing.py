@@ -1,11 +1,11 @@
 """The sections of what a run shows and keeps; none of them changes a number that it computes. Must import without torch."""
 
 import os
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dlm.reading import Reader
+from dlm.reading import Reader, Readers
 from dlm.training.sections import Section
 
 
@@ -36,7 +36,7 @@ class CheckpointConfig(Section):
 class LogConfig(Section):
     """Where numbers go. metrics.jsonl in the run folder is always written."""
 
-    READERS = {
+    READERS: ClassVar[Readers] = {
         "project": Reader(decides="trackers", where="with trackers", reads=lambda log: bool(log.trackers))
     }
 
@@ -51,7 +51,9 @@ class LogConfig(Section):
 class WatchConfig(Section):
     """[watch]: what a run shows beside its loss. It changes none of the numbers that a run computes."""
 
-    READERS = {"pictures": Reader(decides="every", where="with an every above 0", reads=lambda w: w.every > 0)}
+    READERS: ClassVar[Readers] = {
+        "pictures": Reader(decides="every", where="with an every above 0", reads=lambda w: w.every > 0)
+    }
 
     every: int = Field(
         default=0,

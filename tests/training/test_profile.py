@@ -9,9 +9,9 @@ from torch import nn
 from dlm.errors import UserError
 from dlm.training import profile
 from dlm.training.loop import go, train
+from dlm.training.observing import ProfileConfig
 from dlm.training.profile import OFF, Ranges, with_environment
 from dlm.training.run import Run
-from dlm.training.observing import ProfileConfig
 from tests.training.runs import config
 
 PHASES = {"data", "forward", "backward", "optimiser"}
