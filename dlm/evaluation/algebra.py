@@ -145,7 +145,7 @@ def serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def read(text: str) -> list[Any]:
-        # As LaTeX only: its reader of plain expressions runs `eval`. Where no unit is in sight, 2ab is not 2 "ab".
+        # As LaTeX only: its reader of plain expressions runs `eval`. Without a unit, 2ab is not 2 "ab".
         looks = NormalizationConfig(units=UNIT.search(text) is not None, malformed_operators=True, nits=True)
         return parse(f"${text}$", [LatexExtractionConfig(normalization_config=looks)], parsing_timeout=0)
 

@@ -26,7 +26,7 @@ class Recorder:
     """Records one request. Use as a context: leaving it well delivers the trace, leaving it by an error drops it.
 
     `prompt` is what stands at the start of the canvas, masks in its holes included; `length` is that of the first
-    canvas, where masks follow; `topk` is how many of the likeliest tokens it is to be told. A sampler of ours calls `commit` with what changed, or `filled` once at the end; a foreign loop calls `step` with
+    canvas, where masks follow; `topk` is how many of the likeliest tokens it is given. A sampler of ours calls `commit` with what changed, or `filled` once at the end; a foreign loop calls `step` with
     its whole canvas. All of them only note: the trace is put together by who asks for it with `trace()`.
     """
 
