@@ -104,7 +104,7 @@ class Factor(Rule):
         ordered, order = _ranked(score, masked)
         n = torch.arange(1, score.shape[-1] + 1, device=score.device, dtype=torch.float64)
         accepted = ordered >= (1 - self.factor / (n + 1)).to(score.dtype)
-        return _prefix(accepted, order) & masked
+        return _unsorted(accepted, order) & masked | best(score, masked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class EntropyBound(Rule):
         ordered, order = _ranked(-score, masked)
         total = (-ordered).double().masked_fill(ordered.isneginf(), 0.0).cumsum(-1)
         before = torch.cat((torch.zeros_like(total[:, :1]), total[:, :-1]), dim=-1)
-        return _prefix(before <= self.gamma, order) & masked
+        return _unsorted(before <= self.gamma, order) & masked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ def _first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[
 
     _, order = _ranked(score, masked)
     taken = torch.arange(score.shape[-1], device=score.device) < count[:, None]
-    return torch.zeros_like(masked).scatter(-1, order, taken) & masked
+    return _unsorted(taken, order) & masked
 
 
 def best(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
@@ -226,8 +226,6 @@ def best(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> Bool[Tenso
     return masked.new_zeros(masked.shape).scatter(-1, first, True) & masked
 
 
-def _prefix(accepted: Bool[Tensor, "b l"], order: Int[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
-    """Positions in `order` up to the first that was not accepted; the first always is."""
-    accepted = accepted.clone()
-    accepted[:, :1] = True
-    return accepted.new_zeros(accepted.shape).scatter(-1, order, accepted.long().cumprod(-1).bool())
+def _unsorted(ranked: Bool[Tensor, "b l"], order: Int[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
+    """Values by rank put back in the order of positions."""
+    return ranked.new_zeros(ranked.shape).scatter(-1, order, ranked)

@@ -68,8 +68,6 @@ class Path:
     """Confidence takes one pass at temperature 0 …"""
     draws: bool
     """… and above."""
-    input_major: bool
-    """It likes weights on a CPU laid out by inputs (torch's products at width 256: twice as fast at 8 rows)."""
 
     def takes(self, x: Tensor) -> bool:
         """Whether it computes on this tensor. C reads its memory: no gradient, and of torch's own kind."""
@@ -92,15 +90,15 @@ PATHS = {
     for path in (
         Path(
             name="triton", missing=_no_triton, modules=dict(zip(NAMES, ("attention", "rope", "norm", "pick"), strict=True)),
-            paged=True, norms=True, whole_layers=False, confident=True, draws=True, input_major=False,
+            paged=True, norms=True, whole_layers=False, confident=True, draws=True,
         ),
         Path(
             name="c", missing=_no_c, modules=dict.fromkeys(NAMES, "c.native"),
-            paged=True, norms=False, whole_layers=True, confident=True, draws=False, input_major=False,
+            paged=True, norms=False, whole_layers=True, confident=True, draws=False,
         ),
         Path(
             name="torch", missing=lambda device, dtype: None, modules=dict.fromkeys(NAMES, "reference"),
-            paged=False, norms=False, whole_layers=False, confident=False, draws=False, input_major=True,
+            paged=False, norms=False, whole_layers=False, confident=False, draws=False,
         ),
     )
 }  # fmt: skip
