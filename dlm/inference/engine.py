@@ -261,19 +261,21 @@ class Engine:
         """
         log = Log(private=True)
         results: dict[str, Generation] = {}
-        told = 0
         try:
-            for decoding in decodings:
-                self.submit(decoding, log=log)
-            while len(results) < len(decodings):
-                if told == len(log.events):
-                    self._turn()
-                for event in log.events[told:]:
-                    told += 1
-                    if event.error is not None:
-                        raise UserError(f"request {event.request_id!r}: {event.error}")
-                    if event.result is not None:
-                        results[event.request_id] = event.result
+            with HeldInterrupts() as held:  # once, and not at each step
+                for decoding in decodings:
+                    self.submit(decoding, log=log)
+                told = 0
+                while len(results) < len(decodings):
+                    if told == len(log.events):
+                        self._turn()
+                        held.deliver()
+                    for event in log.events[told:]:
+                        told += 1
+                        if event.error is not None:
+                            raise UserError(f"request {event.request_id!r}: {event.error}")
+                        if event.result is not None:
+                            results[event.request_id] = event.result
         except KeyboardInterrupt:
             results |= {event.request_id: event.result for event in log.events if event.result is not None}
             so_far = (results.get(seq.request_id) or self._so_far(seq) for seq in log.requests)
