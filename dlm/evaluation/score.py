@@ -61,7 +61,6 @@ def score(
     Raises UserError for what is no text, and for a text longer than the model's context.
     """
     require_lm(lm, "score()")
-    require_lm(lm, "score()")
     for name, value, least in (("draws", draws, 2), ("batch_size", batch_size, 1)):
         if value < least:
             why = ": one draw has no standard error" if name == "draws" else ""
