@@ -4,7 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from dlm.inference.config import SAMPLER_READERS, EngineConfig, ModelSection, SamplerConfig
+from dlm.inference.config import EngineConfig, ModelSection, SamplerConfig
+from dlm.inference.readers import SAMPLER_READERS
 from dlm.reading import judged, unread
 from dlm.trace.config import TraceConfig
 

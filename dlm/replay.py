@@ -12,9 +12,10 @@ from numpy import ndarray
 from dlm import config as toml
 from dlm.errors import UserError
 from dlm.inference.canvas import Decision
-from dlm.inference.config import SAMPLER_READERS, EngineConfig, SamplerConfig
+from dlm.inference.config import EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.engine import Engine
+from dlm.inference.readers import SAMPLER_READERS
 from dlm.inference.recording import Recording, Store
 from dlm.inference.sequence import Sequence
 from dlm.lineage import KEY, Parents, fork_step, lineage, settings_of, stretches
