@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +139,6 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     rule = {} if options.threshold is None else {"rule": "threshold", "threshold": options.threshold}
     numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
     theirs = _peer(lm, prompt, options) if options.peer_path else {}
-    plain = deepcopy(lm)  # for the runs without C: torch likes its weights laid out in another way
     jobs: dict[str, Job] = {}
     for cache in options.caches:  # those that are compared run one after the other
         jobs[f"ours {cache}"] = lambda cache=cache: _ours(dlm.generate(lm, [prompt], cache=cache, **numbers, **rule))
@@ -148,7 +146,7 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
             jobs[f"theirs {cache}"] = theirs[cache]
         fixed = {"cache": cache, "deterministic": True, **numbers, **rule}
         jobs[f"deterministic {cache}"] = lambda fixed=fixed: _ours(dlm.generate(lm, [prompt], **fixed))
-        jobs[f"modules {cache}"] = lambda cache=cache: _in_modules(plain, prompt, cache=cache, **numbers, **rule)
+        jobs[f"modules {cache}"] = lambda cache=cache: _in_modules(lm, prompt, cache=cache, **numbers, **rule)
     jobs["floor"] = lambda: bare.products(lm, options.block, FLOOR_FORWARDS)
     jobs["attention"] = lambda: bare.attention(lm, options.block, len(prompt) + options.gen, FLOOR_FORWARDS)
     if "dual" in options.caches and options.threshold is None:

@@ -43,8 +43,8 @@ def main() -> None:
     for name, shape in SHAPES.items():
         for batch in (1, 8):
             prompts = [list(range(2 + i, 66 + i)) for i in range(batch)]
-            # Each engine has a model of its own: paths lay weights out differently.
-            engines = [dlm.Engine(model(*shape), cache="dual", kernels=path) for path in options.paths]
+            lm = model(*shape)
+            engines = [dlm.Engine(lm, cache="dual", kernels=path) for path in options.paths]
             seconds: list[list[float]] = []
             end = time.monotonic() + options.seconds
             while len(seconds) < 4 or time.monotonic() < end:

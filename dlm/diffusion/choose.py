@@ -1,4 +1,4 @@
-"""Choosing a token for each row of logits, and how sure the model is of it. Knows nothing of models, caches or requests."""
+"""Choosing a token for each row of logits, and how sure the model is of it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,10 +92,10 @@ def choose(
 ) -> Signals:
     """A token for each row, never the mask: the argmax at temperature 0 (ties to the lower id), else an addressed draw.
 
-    `logits` are of masked positions only and are taken to fp32; while they are looked through, they are written to. A mask token that was left in them (finite) stays in
-    the softmax's denominator, as in LLaDA's own sampler. At temperature 0 `top_k` and `top_p` have no say.
-    Raises BrokenLogits where a row has NaN, +inf or nothing finite; without `check`, `Signals.broken` tells, and the
-    device need not be waited for.
+    `logits` are of masked positions only; in place: the mask's column is overwritten for a moment. A mask token that was
+    left in them (finite) stays in the softmax's denominator, as in LLaDA's own sampler. At temperature 0 `top_k` and
+    `top_p` are not read. Raises BrokenLogits where a row has NaN, +inf or nothing finite; with `check=False` only
+    `Signals.broken` says so, and the host does not wait for the device.
     """
     logits = logits.float()
     if temperature > 0:
@@ -151,14 +151,11 @@ def truncate(logits: Float[Tensor, "n v"], top_k: int | None, top_p: float | Non
     """
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
-        ordered = ordered.clone()
         ordered[:, top_k:] = float("-inf")
     if top_p is not None:
         p = ordered.softmax(-1)
         before = p.cumsum(-1) - p  # probability of those ranked higher
-        before[:, 0] = 0.0
         ordered = ordered.masked_fill(before >= top_p, float("-inf"))
-        ordered[:, :1] = logits.gather(-1, order[:, :1])
     return torch.empty_like(logits).scatter_(-1, order, ordered)
 
 

@@ -44,7 +44,7 @@ class Compute:
     def _freeze(self) -> None:
         network = self.lm.network
         if not network.training:
-            pack(network, self.path.input_major)
+            pack(network)
         self.state = fingerprint.weights_state(network)
         frozen = frozen_layers(network, self.state) if self.path.whole_layers else None
         self.fused = None if frozen is None else FusedLayers(network, frozen)

@@ -122,7 +122,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        if not torch.is_grad_enabled() and path_of(x).norms:
+        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and path_of(x).norms:
             return rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps)[0].view(x.shape)
         if x.dtype == torch.float32 and not x.is_cuda and not torch.is_grad_enabled():
             return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)

@@ -1,4 +1,4 @@
-"""Weights laid out for decoding: the same values in fewer and faster matrix products."""
+"""Weights side by side for decoding: the same values in fewer matrix products."""
 
 import torch
 from torch import Tensor, nn
@@ -9,25 +9,19 @@ from dlm.models.transformer import MLP, Transformer
 ALIGNMENT = 64
 
 
-def pack(network: Transformer, input_major: bool = False) -> None:
-    """Put the weights of products with the same input side by side; on a CPU, laid out by inputs if that is asked for.
+def pack(network: Transformer) -> None:
+    """Put the weights of products with the same input side by side, in place.
 
-    The parameters stay what they are, now as views of the packed ones, so training and saving go on as before. A
-    layer whose parameters were replaced since (another dtype or device, an adapter) is left to its single products.
-    What lies right is left where it is.
+    The parameters become views of the packed weights, so training and saving go on as before. The views must be
+    contiguous: torch's fused optimisers take any parameter for that, and overwrite what lies beside others.
+    A layer whose parameters were replaced since (another dtype or device, an adapter) keeps its single products.
     """
-    input_major = input_major and network.embed.weight.device.type == "cpu"
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, Attention):
-                projections = module.q_proj, module.k_proj, module.v_proj
-                module.packed = _side_by_side(module.packed, input_major, *projections)
-                _lay_out(module.o_proj, input_major)
+                module.packed = _side_by_side(module.packed, module.q_proj, module.k_proj, module.v_proj)
             elif isinstance(module, MLP):
-                module.packed = _side_by_side(module.packed, input_major, module.gate_proj, module.up_proj)
-                _lay_out(module.down_proj, input_major)
-        if network.lm_head is not None:
-            _lay_out(network.lm_head, input_major)
+                module.packed = _side_by_side(module.packed, module.gate_proj, module.up_proj)
 
 
 def align(network: nn.Module) -> None:
@@ -42,34 +36,24 @@ def align(network: nn.Module) -> None:
                 tensor.data = tensor.data.clone()
 
 
-def _side_by_side(packed: Tensor | None, input_major: bool, *linears: nn.Module) -> Tensor | None:
+def _side_by_side(packed: Tensor | None, *linears: nn.Module) -> Tensor | None:
     """One weight of all; None where a layer has a bias, is not plain or lies elsewhere."""
     weights = [weight for linear in linears if linear.bias is None and (weight := _plain(linear)) is not None]
     if len(weights) < len(linears):
         return None
-    first, total = weights[0], sum(len(w) for w in weights)
-    if packed is None or not _are_parts(weights, packed, input_major):
-        packed = torch.empty(total, first.shape[1], dtype=first.dtype, device=first.device)
-        if input_major:
-            packed = packed.view(first.shape[1], total).t()
+    if packed is None or not _are_parts(weights, packed):
+        packed = torch.cat(weights)
         for weight, part in zip(weights, packed.split([len(w) for w in weights]), strict=True):
-            part.copy_(weight)
             weight.data = part
     return packed
 
 
-def _are_parts(weights: list[Tensor], packed: Tensor, input_major: bool) -> bool:
-    """Whether they are views of it, in order, and it is laid out as it should be."""
-    if packed.dtype != weights[0].dtype or (packed.stride(0) == 1) != input_major:
+def _are_parts(weights: list[Tensor], packed: Tensor) -> bool:
+    """Whether the weights are views of the packed one, in order."""
+    if packed.dtype != weights[0].dtype:
         return False
     parts = packed.split([len(w) for w in weights])
     return all(w.data_ptr() == p.data_ptr() and w.stride() == p.stride() for w, p in zip(weights, parts, strict=True))
-
-
-def _lay_out(linear: nn.Module, input_major: bool) -> None:
-    weight = _plain(linear)
-    if weight is not None and weight.device.type == "cpu" and (weight.stride(0) == 1) != input_major:
-        weight.data = weight.data.t().contiguous().t() if input_major else weight.data.contiguous()
 
 
 def _plain(linear: nn.Module) -> Tensor | None:

@@ -171,7 +171,8 @@ def test_gradient_checkpointing_changes_nothing(tmp_path):
     ("decay", "weights"), [("constant", [4, 4, 4]), ("linear", [4, 2.5, 1]), ("cosine", [4, 2.5, 1])]
 )
 def test_the_weight_follows_its_schedule(decay, weights):
-    term = Align(AlignConfig(weight=4, final_weight=1, decay=decay), None, 0)
+    final = {} if decay == "constant" else {"final_weight": 1}
+    term = Align(AlignConfig(weight=4, decay=decay, **final), None, 0)
     assert [term.weight(progress) for progress in (0, 0.5, 1)] == pytest.approx(weights)
     if decay == "cosine":
         assert term.weight(0.25) == pytest.approx(1 + 3 * (1 + math.cos(math.pi / 4)) / 2)

@@ -68,7 +68,7 @@ def test_a_start_without_a_tokenizer_says_so(folder, capsys):
     lm = starting_point(config(folder))
     lm.save(folder / "bare")
     (folder / "bare" / "tokenizer.json").unlink()
-    words = ["--data.source", "text", "--data.paths", "my.txt", "--train.out", "out", *SMALL[-10:]]
+    words = ["--data.source", "text", "--data.paths", "my.txt", "--train.out", "out", *SMALL[-8:]]
     assert train.main([*words, "--model", "./bare"]) == 2
     assert "train.init_from = './bare' has no tokenizer.json, and text needs one" in capsys.readouterr().err
     assert train.main([*words, "--train.tokenizer", "./bare"]) == 2
