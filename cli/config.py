@@ -11,6 +11,7 @@ from dlm.trace.config import TraceConfig
 
 # defer_build: validators are made when something is validated, so that --help does without.
 
+
 class JobConfig(BaseModel):
     """[[job]]: one thing to decode. It inherits [model] and [sampler], and overrides what it names."""
 
