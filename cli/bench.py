@@ -2,18 +2,24 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from dlm.bench.config import BenchConfig
 from dlm.bench.run import SUBCOMMANDS, measure, wanted
-from dlm.config import nearest
 from dlm.errors import UserError
 
 from .flags import Flag, model_flag
-from .options import Command
+from .options import Command, Options, Subcommands, run_subcommand
 
 WIDTH = 200
 MODEL_KEYS = {"quality": "quality.models", "tokenizer": "tokenizer.path"}
 """What --model means to a subcommand, where it is not model.name."""
+
+SUMMARY = (
+    "Measure: dlm-bench [SUBCOMMAND] [OPTION]…, where SUBCOMMAND is one of "
+    f"{', '.join(SUBCOMMANDS)}; without one, all sections that the config has. infer: a dataset's questions answered "
+    "by the engine and by plain decoding, and traffic where there is a [load]. Prints tables, writes JSON, draws a plot."
+)
 
 FLAGS = (
     Flag(
@@ -43,29 +49,22 @@ FLAGS = (
 )
 
 
-def command(subcommand: str | None) -> Command:
-    """The command behind a subcommand's word."""
+def _command(subcommand: str) -> Command:
+    """What a subcommand reads; `""` for the command without one."""
     return Command(
         name="dlm-bench",
-        summary="Measure: dlm-bench [SUBCOMMAND] [OPTION]…, where SUBCOMMAND is one of "
-        f"{', '.join(SUBCOMMANDS)}; without one, all sections that the config has. infer: a dataset's questions answered "
-        "by the engine and by plain decoding, and traffic where there is a [load]. Prints tables, writes JSON, draws a plot.",
+        summary=SUMMARY,
         config=BenchConfig,
-        flags=(model_flag(MODEL_KEYS.get(subcommand or "", "model.name")), *FLAGS),
+        flags=(model_flag(MODEL_KEYS.get(subcommand, "model.name")), *FLAGS),
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    subcommand = words.pop(0) if words and words[0] in SUBCOMMANDS else None
-    if words and not words[0].startswith("-"):
-        known = f"(they are {', '.join(SUBCOMMANDS)})"
-        print(f'dlm-bench: no such subcommand: "{words[0]}"{nearest(words[0], SUBCOMMANDS)} {known}', file=sys.stderr)
-        return 2
-    return command(subcommand).run(lambda config, options: _work(config, subcommand), words)
+    table: Subcommands = {name: (_command(name), partial(_work, subcommand=name)) for name in SUBCOMMANDS}
+    return run_subcommand("dlm-bench", SUMMARY, table, argv, otherwise=(_command(""), partial(_work, subcommand=None)))
 
 
-def _work(config: BenchConfig, subcommand: str | None) -> None:
+def _work(config: BenchConfig, options: Options, subcommand: str | None) -> None:
     sections = wanted(config, subcommand)
 
     from dlm.bench.report import Report, show

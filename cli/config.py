@@ -4,15 +4,18 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from dlm.inference.config import SAMPLER_READERS, EngineConfig, ModelSection, SamplerConfig
+from dlm.inference.config import EngineConfig, ModelSection, SamplerConfig
+from dlm.inference.readers import SAMPLER_READERS
 from dlm.reading import judged, unread
 from dlm.trace.config import TraceConfig
+
+# defer_build: validators are made when something is validated, so that --help does without.
 
 
 class JobConfig(BaseModel):
     """[[job]]: one thing to decode. It inherits [model] and [sampler], and overrides what it names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     title: str = Field(default="", description="Heading of what is shown.")
     request_id: str = Field(default="", description="Returned with the result; the job's number from 0 when empty.")
@@ -70,7 +73,7 @@ class OutputConfig(BaseModel):
 class InferConfig(BaseModel):
     """Everything `dlm-infer` reads."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     model: ModelSection = Field(default=ModelSection(), description="The model of every job that names no other.")
     sampler: SamplerConfig = Field(
@@ -113,7 +116,7 @@ class InferConfig(BaseModel):
 class ForkConfig(BaseModel):
     """What `dlm-replay --fork-at` takes beside its own options: settings that lie over those of the trace."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     sampler: SamplerConfig = Field(default=SamplerConfig(), description="What is different from there on.")
 

@@ -6,79 +6,73 @@ from pathlib import Path
 from dlm.errors import UserError
 from dlm.models.families import FAMILIES
 
-from .trace import Parser, run
+from .flags import Flag, Word, one_of
+from .options import Command, Options
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="dlm-export",
-        description="Write a model as a folder that transformers reads. Causal models of family llama, qwen2 or qwen3 need "
-        "no code; a folder of family dlm holds its own, for AutoModel.from_pretrained(OUT, trust_remote_code=True).",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("folder", nargs="?", metavar="FOLDER", help="the model: a folder, a bundled name or a hub id")
-    add("--to", metavar="OUT", help="the folder to write; an earlier checkpoint there is replaced")
-    add(
-        "--family",
-        metavar="NAME",
-        choices=list(FAMILIES),
-        help=f"the layout to write (default: the model's own, or dlm where that cannot express it): {', '.join(FAMILIES)}",
-    )
-    add(
-        "--dtype",
-        metavar="NAME",
-        choices=DTYPES,
-        help=f"the dtype of the weights (default: as stored): {', '.join(DTYPES)}",
-    )
-    add("--max-shard-size", type=float, default=5.0, metavar="GB", help="size of a weights file at most (5)")
-    add("--adapter", metavar="FOLDER", help="an adapter that training left, to be merged into the weights")
-    add("--overwrite", action="store_true", help="write into a folder that holds other files and no checkpoint")
-    add("--version", action="store_true", help="print the version, and stop")
-    return parser
+COMMAND = Command(
+    name="dlm-export",
+    summary="Write a model as a folder that transformers reads. Causal models of family llama, qwen2 or qwen3 need no "
+    "code; a folder of family dlm holds its own, for AutoModel.from_pretrained(OUT, trust_remote_code=True).",
+    words=(Word(name="FOLDER", required=False, help="The model: a folder, a bundled name or a hub id."),),
+    flags=(
+        Flag(name="--to", metavar="OUT", help="The folder to write; an earlier checkpoint there is replaced."),
+        Flag(
+            name="--family",
+            metavar="NAME",
+            kind=one_of(FAMILIES),
+            help="The layout to write (default: the model's own, or dlm where that cannot express it): "
+            f"{', '.join(FAMILIES)}.",
+        ),
+        Flag(
+            name="--dtype",
+            metavar="NAME",
+            kind=one_of(DTYPES),
+            help=f"The dtype of the weights (default: as stored): {', '.join(DTYPES)}.",
+        ),
+        Flag(name="--max-shard-size", metavar="GB", kind=float, help="Size of a weights file at most (5)."),
+        Flag(name="--adapter", metavar="FOLDER", help="An adapter that training left, to be merged into the weights."),
+        Flag(name="--overwrite", help="Write into a folder that holds other files and no checkpoint."),
+    ),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run("dlm-export", lambda: _main(argv))
+    return COMMAND.run(_work, argv)
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    options, _ = _parser().parse(argv)
-    if options.version:
-        from dlm import __version__
-
-        print(__version__)
-        return 0
-    if options.folder is None or options.to is None:
+def _work(options: Options) -> None:
+    name, to, adapter = next(iter(options.words), None), options.value("--to"), options.value("--adapter")
+    gigabytes, overwrite = options.value("--max-shard-size", 5.0), "--overwrite" in options.given
+    if name is None or to is None:
         raise UserError("which model, and where to? dlm-export FOLDER --to OUT")
-    if not 0 < options.max_shard_size < 1e6:
-        raise UserError(f"command line: --max-shard-size {options.max_shard_size:g}: a number of gigabytes above 0")
+    if not 0 < gigabytes < 1e6:
+        raise UserError(f"command line: --max-shard-size {gigabytes:g}: a number of gigabytes above 0")
     import dlm
     from dlm.models.device import stored_dtype
     from dlm.models.finding import find
     from dlm.models.folder import check_folder
     from dlm.models.saving import readers
 
-    out, source = Path(options.to), find(options.folder)
-    if not options.overwrite:
+    out, source = Path(to), find(name)
+    if not overwrite:
         check_folder(out)  # before a large model is read
     if out.is_dir() and out.samefile(source):
         raise UserError(f"--to {out} is the folder that is read: give another")
     stored = stored_dtype(source)
-    merging = options.adapter is not None or (source / "adapter_config.json").is_file()
-    lm = dlm.load(options.folder, device="cpu", dtype="float32" if merging else stored, adapter=options.adapter)
+    merging = adapter is not None or (source / "adapter_config.json").is_file()
+    lm = dlm.load(name, device="cpu", dtype="float32" if merging else stored, adapter=adapter)
     dlm.save(
         lm,
         out,
-        options.family,
-        dtype=options.dtype or stored,
-        max_shard_size=int(options.max_shard_size * 1e9),
-        overwrite=options.overwrite,
+        options.value("--family"),
+        dtype=options.value("--dtype", stored),
+        max_shard_size=int(gigabytes * 1e9),
+        overwrite=overwrite,
     )
     print(f"{out}: {readers(out)}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Plain options of commands, beside those that their config makes."""
+"""What a command line may hold beside the keys of its config: plain options, and words without dashes."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,6 +13,19 @@ class Flag:
     help: str
     metavar: str = ""
     sets: str = ""  # dotted key that gets the value, or becomes true
+    repeatable: bool = False
+    required: bool = False
+    alone: str | None = None  # the value where none follows; without it, one has to
+    kind: Callable[[str], Any] = str  # makes the value of its text, or raises ValueError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """A word without dashes that a command takes: `dlm-replay ID`."""
+
+    name: str
+    help: str
+    required: bool = True
     repeatable: bool = False
 
 
@@ -24,9 +39,34 @@ def model_flag(key: str, meaning: str = "The model") -> Flag:
     )
 
 
-COMMON_FLAGS = (
+def count(text: str) -> int:
+    """A number of things: 0 to 2**53."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 17 else -1
+    if not 0 <= number <= 2**53:
+        raise ValueError(f"{text[:60]!r} is no number from 0 to {2**53}")
+    return number
+
+
+def one_of(names: Collection[str]) -> Callable[[str], str]:
+    """A kind of value: one of these names."""
+
+    def name(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"invalid choice: {text[:60]!r} (choose from {', '.join(map(repr, names))})")
+        return text
+
+    return name
+
+
+CONFIG_FLAGS = (
     Flag(name="--config", metavar="FILE", repeatable=True, help="TOML file or shipped config name; later ones win."),
     Flag(name="--print-config", help="Print the merged config as TOML that reproduces the run, and stop."),
+)
+COMMON_FLAGS = (
     Flag(name="--version", help="Print the version, and stop."),
     Flag(name="--help", help="Print this page, and stop."),
+)
+STORE_FLAGS = (
+    Flag(name="--store", metavar="FILE", help="The trace store (default: DLM_TRACES, else runs/traces.db)."),
+    Flag(name="--json", help="Print JSON."),
 )

@@ -1,44 +1,63 @@
-"""The --help page: every flag and every config field with its type, default and meaning. Knows no particular command."""
+"""The --help page of a command: its words, options and config fields with type, default and meaning."""
+
+from __future__ import annotations
 
 import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from .flags import Word
 
-from dlm.fields import Field, fields, type_name
+if TYPE_CHECKING:
+    from dlm.fields import Field
 
-from .flags import COMMON_FLAGS, Flag
+    from .options import Command
 
 BOLD, CYAN, YELLOW, PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[33m", "\x1b[0m"
 
 
-def print_help(name: str, summary: str, flags: Iterable[Flag], config: type[BaseModel]) -> None:
+def print_page(command: Command) -> None:
     """Write the page to standard output. Plain text rather than rich: importing rich takes longer than all the rest."""
-    print(
-        "\n".join(page(name, summary, flags, config, shutil.get_terminal_size((100, 24)).columns, sys.stdout.isatty()))
-    )
+    print("\n".join(page(command, shutil.get_terminal_size((100, 24)).columns, sys.stdout.isatty())))
 
 
-def page(
-    name: str, summary: str, flags: Iterable[Flag], config: type[BaseModel], width: int, color: bool
-) -> Iterator[str]:
+def print_overview(name: str, summary: str, subcommands: Mapping[str, str]) -> None:
+    """Write what a command of subcommands is for, and what each of them does."""
+    print(f"{summary}\n\nUsage: {name} SUBCOMMAND [OPTION]… (each has a --help of its own)\n")
+    for known, does in subcommands.items():
+        print(f"  {known}: {does}")
+
+
+def page(command: Command, width: int, color: bool) -> Iterator[str]:
     """The lines of the page."""
-    yield from textwrap.wrap(summary, width)
-    yield f"\nUsage: {name} [OPTION]… [--section.key VALUE]…\n"
+    yield from textwrap.wrap(command.summary, width)
+    keys = "" if command.config is None else " [--section.key VALUE]…"
+    yield f"\nUsage: {command.name}{''.join(map(_usage, command.words))} [OPTION]…{keys}\n"
+    for word in command.words:
+        yield from _entry(word.name, "", word.help, width, color)
     yield _paint("Options", BOLD, color)
-    for flag in (*flags, *COMMON_FLAGS):
+    for flag in command.all_flags:
         repeat = " Repeatable." if flag.repeatable else ""
-        yield from _entry(f"{flag.name} {flag.metavar}".rstrip(), "", flag.help + repeat, width, color)
-    for section, entries in _sections(fields(config)).items():
+        value = f"[{flag.metavar}]" if flag.alone is not None else flag.metavar
+        yield from _entry(f"{flag.name} {value}".rstrip(), "", flag.help + repeat, width, color)
+    if command.config is None:
+        return
+    from dlm.fields import fields, type_name
+
+    for section, entries in _sections(fields(command.config)).items():
         heading = f"[[{section[:-2]}]]" if section.endswith(".N") else f"[{section}]" if section else "Top of the file"
         yield "\n" + _paint(heading, BOLD, color)
         for entry in entries:
             kind = f"{type_name(entry.annotation)}{_default(entry.default)}"
             yield from _entry(_spelling(entry), kind, entry.description, width, color)
+
+
+def _usage(word: Word) -> str:
+    name = f"{word.name}…" if word.repeatable else word.name
+    return f" {name}" if word.required else f" [{name}]"
 
 
 def _sections(entries: Iterable[Field]) -> dict[str, list[Field]]:

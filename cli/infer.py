@@ -1,4 +1,4 @@
-"""`dlm-infer`: decode prompts, infill holes, solve Sudoku, chat. Knows no algorithm: it collects, calls `dlm`, and shows."""
+"""`dlm-infer`: decode prompts, fill holes, solve Sudoku, chat."""
 
 import os
 import sys
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from .config import InferConfig
 from .flags import Flag, model_flag
-from .jobs import batches, collect
 from .options import Command, Options
 
 COMMAND = Command(
@@ -56,6 +55,8 @@ def _work(config: InferConfig, options: Options) -> None:
         from .chat import chat
 
         return chat(config)
+    from .jobs import batches, collect
+
     jobs = collect(config, options)
 
     from .decode import decode

@@ -1,4 +1,4 @@
-"""The live view: a canvas on which masks become tokens, out of order. Knows neither models nor sampling."""
+"""The live view: a canvas on which masks become tokens, out of order, while they are decoded or from a trace."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from dlm.inference.request import StepEvent
+    from dlm.trace.trace import Trace
 
 MASK = "░"
 GIVEN = -1  # "committed at step -1": the user's own text
@@ -171,6 +172,35 @@ def draw_sudoku(decode: Callable[[Sequence[int]], str]) -> Callable[[Canvas], Re
         return text.append("└───────┴───────┴───────┘", "dim")
 
     return draw
+
+
+def animate(trace: Trace, delay: float) -> None:
+    """Show a stored trace step by step, each for `delay` seconds."""
+    console = console_for(sys.stdout)
+    given = (trace.first_step == -1).tolist()
+    since = [-1] * trace.length  # the state in which each position became what it is
+
+    def frame(k: int) -> Text:
+        text = Text.assemble((f"{trace.request_id[:60]} ", "bold"), (f"step {k} of {trace.num_steps}\n\n", "dim"))
+        for position, token in enumerate(trace.state(k)[: trace.length_at(k)].tolist()):
+            if token == trace.mask_id:
+                text.append(MASK, "dim")
+            else:
+                heat = HEAT[min(k - since[position], len(HEAT) - 1)]
+                piece = f"{token} " if trace.pieces is None else trace.pieces.text([token])
+                text.append(piece, "" if given[position] else heat)
+        return Text("\n").join(text.split("\n", allow_blank=True)[-(console.height - 2) :])
+
+    changes: dict[int, list[int]] = {}
+    for event in trace.events():
+        changes.setdefault(event.step + 1, []).append(event.position)
+    with Live(frame(0), console=console, auto_refresh=False) as live:
+        for k in range(1, trace.num_steps + 1):
+            for position in changes.get(k, ()):
+                since[position] = k
+            if console.is_terminal:
+                time.sleep(delay)
+            live.update(frame(k), refresh=console.is_terminal or k == trace.num_steps)
 
 
 def console_for(stream: Any = None) -> Console:

@@ -1,15 +1,12 @@
-"""`dlm-prepare`: make beforehand what a training run then reads. Knows no algorithm."""
+"""`dlm-prepare`: make beforehand what a training run then reads."""
 
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from dlm.config import nearest
 from dlm.prepare.config import TrajectoriesConfig
 from dlm.training.config import TrainConfig
 
 from .flags import model_flag
-from .options import Command, Options
+from .options import Command, Options, Subcommands, run_subcommand
 
 TRAJECTORIES = Command(
     name="dlm-prepare trajectories",
@@ -43,25 +40,11 @@ def _anchors(config: TrainConfig, options: Options) -> None:
     print(f"{config.align.anchors}: the states of {done.sequences} sequences, {done.written} of them written now")
 
 
-SUBCOMMANDS: dict[str, tuple[Command, Callable[[Any, Options], None]]] = {
-    "trajectories": (TRAJECTORIES, _trajectories),
-    "anchors": (ANCHORS, _anchors),
-}
+SUBCOMMANDS: Subcommands = {"trajectories": (TRAJECTORIES, _trajectories), "anchors": (ANCHORS, _anchors)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name in SUBCOMMANDS:
-        command, work = SUBCOMMANDS[name]
-        return command.run(work, rest)
-    if name in ("--help", "-h"):
-        print("Usage: dlm-prepare SUBCOMMAND [OPTION]… (each has a --help of its own)\n")
-        for known, (command, _) in SUBCOMMANDS.items():
-            print(f"  {known}: {command.summary}")
-        return 0
-    known = ", ".join(SUBCOMMANDS)
-    print(f"dlm-prepare: unknown subcommand {name!r}{nearest(name, SUBCOMMANDS)} (known: {known})", file=sys.stderr)
-    return 2
+    return run_subcommand("dlm-prepare", "Make beforehand what a training run then reads.", SUBCOMMANDS, argv)
 
 
 if __name__ == "__main__":

@@ -1,157 +1,32 @@
-"""`dlm-trace`: what is in a trace store, and keeping it in order. Knows no model."""
+"""`dlm-trace`: what is in a trace store, and keeping it in order."""
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
 
-from .streams import run, to_json
+from .flags import STORE_FLAGS, Flag, Word, count
+from .options import Command, Options, Subcommands, run_subcommand
+from .streams import to_json
 
 if TYPE_CHECKING:
     from dlm.trace.store import TraceStore
 
-
-class Parser(argparse.ArgumentParser):
-    """argparse with this house's errors: one message that names the nearest known word, and exit status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"command line: {message} (see {self.prog} --help)")
-
-    def parse(self, argv: Sequence[str] | None, leave: str | None = None) -> tuple[argparse.Namespace, list[str]]:
-        """The options, and the words of unknown ones that start with `leave`."""
-        options, rest = self.parse_known_args(sys.argv[1:] if argv is None else list(argv))
-        strange = next(
-            (word for word in rest if word.startswith("--") and not (leave and word.startswith(leave))), None
-        )
-        if strange is not None:
-            import difflib
-
-            near = difflib.get_close_matches(strange, self.known(), n=1, cutoff=0.6)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
-            raise UserError(f"command line: unknown option {strange}{hint} (see {self.prog} --help)")
-        if rest and leave is None:
-            raise UserError(f'unexpected word "{rest[0]}" (see {self.prog} --help)')
-        return options, rest
-
-    def known(self) -> list[str]:
-        """Every option there is, those of the commands below too."""
-        found: list[str] = []
-        for action in self._actions:
-            found += action.option_strings
-            if isinstance(action, argparse._SubParsersAction):
-                found += [name for parser in action.choices.values() for name in parser.known()]
-        return found
-
-
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """What both commands that read a store take."""
-    parser.add_argument("--store", metavar="FILE", help="the trace store (default: DLM_TRACES, else runs/traces.db)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def count(text: str) -> int:
-    """A number of things, for argparse: 0 to 2**53."""
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 17 else -1
-    if not 0 <= number <= 2**53:
-        raise argparse.ArgumentTypeError(f"{text[:60]!r} is no number from 0 to {2**53}")
-    return number
-
-
-def _kept(text: str) -> int | str:
-    """What `gc` keeps: a number of traces, or an age as it is."""
-    return count(text) if text.isdecimal() else text
-
-
-def open_store(path: str | None, **options: Any) -> "TraceStore":
-    from dlm.trace.store import TraceStore
-
-    return TraceStore(path, create=False, **options)
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="dlm-trace", description="What is in a trace store, and keeping it in order.", allow_abbrev=False
-    )
-    parser.add_argument("--version", action="store_true", help="print the version, and stop")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-
-    def command(name: str, does: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.", allow_abbrev=False)
-        add_common(sub)
-        return sub
-
-    ls = command("ls", "list traces, newest first")
-    ls.add_argument("--model", help="only of this model")
-    ls.add_argument("--since", metavar="TIME", help="only stored since: an ISO date, or an age such as 7d")
-    ls.add_argument("-n", type=count, default=None, metavar="N", help="the newest N only")
-    show = command("show", "print what is known of one trace")
-    show.add_argument("id", help="request id")
-    diff = command("diff", "compare two traces step by step; exit status 1 where they differ")
-    diff.add_argument("a", help="request id")
-    diff.add_argument("b", help="request id")
-    diff.add_argument("--html", metavar="FILE", help="write a page that shows both")
-    export = command("export", "write traces as Parquet, going on where an earlier export stopped")
-    export.add_argument("url", help="folder, or any fsspec URL: s3://bucket/traces")
-    export.add_argument("--rows", type=count, default=None, metavar="N", help="traces a file holds at most")
-    take = command("import", "take in exported Parquet, or d3LLM-style JSON lines")
-    take.add_argument("url", help="file, folder, or any fsspec URL")
-    take.add_argument("--mask-id", type=count, help="id of the mask, for JSON lines that do not say")
-    take.add_argument("--overwrite", action="store_true", help="replace traces of the same id")
-    command("fsck", "read everything and report what is damaged; exit status 1 if anything is")
-    gc = command("gc", "delete old traces")
-    gc.add_argument(
-        "--keep",
-        type=_kept,
-        required=True,
-        metavar="N|AGE",
-        help="the newest N traces, or those younger than, say, 30d",
-    )
-    redact = command("redact", "take prompts out of traces, for good")
-    redact.add_argument("id", nargs="*", help="request ids")
-    redact.add_argument("--all", action="store_true", help="of every trace")
-    redact.add_argument("--hash", action="store_true", help="leave a hash, by which equal prompts are known")
-    train = command("train-dict", "learn a compression dictionary from the store's traces, and use it from now on")
-    train.add_argument("--size", type=count, default=None, metavar="BYTES", help="size of the dictionary")
-    train.add_argument("--recompress", action="store_true", help="rewrite what is stored with it, too")
-    command("stats", "print counts and sizes")
-    return parser
+Work = Callable[["TraceStore", Options], int | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run("dlm-trace", lambda: _main(argv))
+    return run_subcommand("dlm-trace", "What is in a trace store, and keeping it in order.", SUBCOMMANDS, argv)
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    parser = _parser()
-    options, _ = parser.parse(argv)
-    if options.version:
-        from dlm import __version__
-
-        print(__version__)
-        return 0
-    if options.command is None:
-        parser.print_help()
-        return 0
-    create = options.command == "import"
-    if create:
-        from dlm.trace.store import TraceStore
-
-        store = TraceStore(options.store)
-    else:
-        store = open_store(options.store)
-    with store:
-        return COMMANDS[options.command](store, options) or 0
-
-
-def _ls(store: "TraceStore", options: argparse.Namespace) -> None:
+def _ls(store: "TraceStore", options: Options) -> None:
     from dlm.trace.times import iso, moment
 
-    wanted = {"model": options.model, "since": options.since}
-    rows = store.find(**wanted, newest=options.n if options.n is not None else 2**31)
-    if options.json:
+    wanted = {"model": options.value("--model"), "since": options.value("--since")}
+    rows = store.find(**wanted, newest=options.value("-n", 2**31))
+    if "--json" in options.given:
         for row in rows:
             facts = {"request_id": row.request_id, "stored": iso(row.at), "context": row.context, "bytes": row.size}
             print(to_json(facts))
@@ -160,14 +35,14 @@ def _ls(store: "TraceStore", options: argparse.Namespace) -> None:
         print(f"{moment(row.at)}  {row.size:>8,} B  {_line(row.request_id)}")
 
 
-def _show(store: "TraceStore", options: argparse.Namespace) -> None:
+def _show(store: "TraceStore", options: Options) -> None:
     from dlm.trace.times import iso, moment
 
-    trace = store[options.id]
+    trace = store[options.words[0]]
     trace.check()
     facts = {
         "request_id": trace.request_id,
-        "stored": iso(trace.at) if options.json else moment(trace.at),
+        "stored": iso(trace.at) if "--json" in options.given else moment(trace.at),
         "tokens": trace.length,
         "prompt": trace.prompt_length,
         "steps": trace.num_steps,
@@ -177,7 +52,7 @@ def _show(store: "TraceStore", options: argparse.Namespace) -> None:
         + (["digests"] if trace.digests else []),
         **trace.meta,
     }
-    if options.json:
+    if "--json" in options.given:
         print(to_json(facts))
         return
     for name, value in facts.items():
@@ -185,18 +60,18 @@ def _show(store: "TraceStore", options: argparse.Namespace) -> None:
         print(f"{name + ':':<16}{_line(shown)}")
 
 
-def _diff(store: "TraceStore", options: argparse.Namespace) -> int:
+def _diff(store: "TraceStore", options: Options) -> int:
     from dlm.trace.compare import diff
 
-    a, b = store[options.a], store[options.b]
+    a, b = (store[word] for word in options.words)
     found = diff(a, b)
-    if options.html:
+    if (page := options.value("--html")) is not None:
         from pathlib import Path
 
         from dlm.trace.view import write
 
-        write(Path(options.html), a, b)
-    if options.json:
+        write(Path(page), a, b)
+    if "--json" in options.given:
         first = None if found.first is None else vars(found.first)
         print(to_json({"identical": found.identical, "first": first, "counts": found.counts, "facts": found.facts}))
     else:
@@ -204,18 +79,20 @@ def _diff(store: "TraceStore", options: argparse.Namespace) -> int:
     return 0 if found.identical else 1
 
 
-def _export(store: "TraceStore", options: argparse.Namespace) -> None:
-    written = store.export(options.url, **({} if options.rows is None else {"rows": options.rows}))
-    _tell(options, {"url": options.url, "written": written}, f"{options.url}: {written} more traces")
+def _export(store: "TraceStore", options: Options) -> None:
+    url = options.words[0]
+    written = store.export(url, **_given(rows=options.value("--rows")))
+    _tell(options, {"url": url, "written": written}, f"{url}: {written} more traces")
 
 
-def _import(store: "TraceStore", options: argparse.Namespace) -> None:
-    taken = store.import_(options.url, mask_id=options.mask_id, overwrite=options.overwrite)
+def _import(store: "TraceStore", options: Options) -> None:
+    url = options.words[0]
+    taken = store.import_(url, mask_id=options.value("--mask-id"), overwrite="--overwrite" in options.given)
     store.flush()
-    _tell(options, {"url": options.url, "taken": taken}, f"{options.url}: {taken} traces taken in")
+    _tell(options, {"url": url, "taken": taken}, f"{url}: {taken} traces taken in")
 
 
-def _fsck(store: "TraceStore", options: argparse.Namespace) -> int:
+def _fsck(store: "TraceStore", options: Options) -> int:
     report = store.fsck()
     lines = [*report.database, *(f"{_line(name)}: {what}" for name, what in report.damaged.items())]
     text = "\n".join([*lines, f"{report.traces} traces are whole, {len(report.damaged)} damaged"])
@@ -223,31 +100,37 @@ def _fsck(store: "TraceStore", options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _gc(store: "TraceStore", options: argparse.Namespace) -> None:
-    gone = store.gc(options.keep)
+def _gc(store: "TraceStore", options: Options) -> None:
+    gone = store.gc(options.value("--keep"))
     _tell(options, {"deleted": gone}, f"{gone} traces deleted, {len(store)} kept")
 
 
-def _redact(store: "TraceStore", options: argparse.Namespace) -> None:
-    if bool(options.id) == options.all:
+def _redact(store: "TraceStore", options: Options) -> None:
+    names, everything = options.words, "--all" in options.given
+    if bool(names) == everything:
         raise UserError("redact: give the ids of traces, or --all")
-    count = store.redact(None if options.all else options.id, "hash" if options.hash else "omit")
+    count = store.redact(None if everything else names, "hash" if "--hash" in options.given else "omit")
     _tell(options, {"redacted": count}, f"{count} traces have no prompt any more")
 
 
-def _train_dict(store: "TraceStore", options: argparse.Namespace) -> None:
-    number = store.train_dict(**({} if options.size is None else {"size": options.size}))
-    saved = store.recompress() if options.recompress else 0
-    text = f"dictionary {number} is used from now on" + (f"; {saved:,} bytes saved" if options.recompress else "")
+def _train_dict(store: "TraceStore", options: Options) -> None:
+    number, recompress = store.train_dict(**_given(size=options.value("--size"))), "--recompress" in options.given
+    saved = store.recompress() if recompress else 0
+    text = f"dictionary {number} is used from now on" + (f"; {saved:,} bytes saved" if recompress else "")
     _tell(options, {"dictionary": number, "saved": saved}, text)
 
 
-def _stats(store: "TraceStore", options: argparse.Namespace) -> None:
+def _stats(store: "TraceStore", options: Options) -> None:
     stats = store.stats()
     text = stats | {name: "none" if stats[name] is None else _local(stats[name]) for name in ("first", "last")}
     text["models"] = ", ".join(f"{_line(model)}: {count}" for model, count in stats["models"].items()) or "none"
     text["dictionaries"] = ", ".join(map(str, stats["dictionaries"])) or "none"
     _tell(options, stats, "\n".join(f"{name + ':':<24}{value}" for name, value in text.items()))
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    """The settings that were given; the store has its own defaults for the others."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _local(time: str) -> str:
@@ -257,8 +140,8 @@ def _local(time: str) -> str:
     return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _tell(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
-    print(to_json(facts) if options.json else text)
+def _tell(options: Options, facts: dict[str, Any], text: str) -> None:
+    print(to_json(facts) if "--json" in options.given else text)
 
 
 def _line(text: str) -> str:
@@ -267,17 +150,69 @@ def _line(text: str) -> str:
     return shown if len(shown) <= 120 else f"{shown[:119]}…"
 
 
-COMMANDS: dict[str, Callable[["TraceStore", argparse.Namespace], int | None]] = {
-    "ls": _ls,
-    "show": _show,
-    "diff": _diff,
-    "export": _export,
-    "import": _import,
-    "fsck": _fsck,
-    "gc": _gc,
-    "redact": _redact,
-    "train-dict": _train_dict,
-    "stats": _stats,
+def _kept(text: str) -> int | str:
+    """What `gc` keeps: a number of traces, or an age as it is."""
+    return count(text) if text.isdecimal() else text
+
+
+def _on_store(options: Options, work: Work, create: bool) -> int | None:
+    from dlm.trace.store import TraceStore
+
+    with TraceStore(options.value("--store"), create=create) as store:
+        return work(store, options)
+
+
+def _row(name: str, does: str, work: Work, *takes: Flag | Word, create: bool = False) -> Subcommands:
+    """One row of the table: what a subcommand does, the function that does it, and what it takes."""
+    command = Command(
+        name=f"dlm-trace {name}",
+        summary=does,
+        words=tuple(one for one in takes if isinstance(one, Word)),
+        flags=(*STORE_FLAGS, *(one for one in takes if isinstance(one, Flag))),
+    )
+    return {name: (command, partial(_on_store, work=work, create=create))}
+
+
+def _option(name: str, metavar: str, does: str, kind: Callable[[str], Any] = str, required: bool = False) -> Flag:
+    return Flag(name=name, metavar=metavar, help=does, kind=kind, required=required)
+
+
+ID, A, B = (Word(name=name, help="Request id.") for name in ("ID", "A", "B"))
+IDS = Word(name="ID", required=False, repeatable=True, help="Request ids.")
+TO = Word(name="URL", help="Folder, or any fsspec URL: s3://bucket/traces.")
+FROM = Word(name="URL", help="File, folder, or any fsspec URL.")
+MODEL = _option("--model", "MODEL", "Only of this model.")
+SINCE = _option("--since", "TIME", "Only stored since: an ISO date, or an age such as 7d.")
+NEWEST = _option("-n", "N", "The newest N only.", count)
+HTML = _option("--html", "FILE", "Write a page that shows both.")
+ROWS = _option("--rows", "N", "Traces a file holds at most.", count)
+MASK = _option("--mask-id", "ID", "Id of the mask, for JSON lines that do not say.", count)
+OVERWRITE = Flag(name="--overwrite", help="Replace traces of the same id.")
+KEEP = _option("--keep", "N|AGE", "The newest N traces, or those younger than, say, 30d.", _kept, required=True)
+ALL = Flag(name="--all", help="Of every trace.")
+HASH = Flag(name="--hash", help="Leave a hash, by which equal prompts are known.")
+SIZE = _option("--size", "BYTES", "Size of the dictionary.", count)
+RECOMPRESS = Flag(name="--recompress", help="Rewrite what is stored with it, too.")
+
+SUBCOMMANDS: Subcommands = {
+    **_row("ls", "List traces, newest first.", _ls, MODEL, SINCE, NEWEST),
+    **_row("show", "Print what is known of one trace.", _show, ID),
+    **_row("diff", "Compare two traces step by step; exit status 1 where they differ.", _diff, A, B, HTML),
+    **_row("export", "Write traces as Parquet, going on where an earlier export stopped.", _export, TO, ROWS),
+    **_row(
+        "import", "Take in exported Parquet, or d3LLM-style JSON lines.", _import, FROM, MASK, OVERWRITE, create=True
+    ),
+    **_row("fsck", "Read everything and report what is damaged; exit status 1 if anything is.", _fsck),
+    **_row("gc", "Delete old traces.", _gc, KEEP),
+    **_row("redact", "Take prompts out of traces, for good.", _redact, IDS, ALL, HASH),
+    **_row(
+        "train-dict",
+        "Learn a compression dictionary from the store's traces, and use it from now on.",
+        _train_dict,
+        SIZE,
+        RECOMPRESS,
+    ),
+    **_row("stats", "Print counts and sizes.", _stats),
 }
 
 

@@ -5,7 +5,7 @@ Every mistake becomes a `UserError` that says where the value came from, its key
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
@@ -17,11 +17,10 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from dlm.errors import UserError
+from dlm.errors import COMMAND_LINE, UserError, nearest
 from dlm.fields import NOTHING, Key, annotation_at, choices, fields, is_list, parse, prepare, sections, type_name
 
 Config = TypeVar("Config", bound=BaseModel)
-COMMAND_LINE = "command line"
 SHIPPED = Path(import_module("dlm.configs").__path__[0])
 # Every other kind of complaint is about a value of the right type, and pydantic's own words for it are good.
 TYPE_COMPLAINTS = (
@@ -106,12 +105,6 @@ def to_toml(config: BaseModel) -> str:
     table = _dump(config)
     # A TOML reader may fold carriage returns inside """ strings: then keep every string on one line.
     return tomli_w.dumps(table, multiline_strings="\\r" not in json.dumps(table))
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean "…"?`, or nothing when no known name is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def _dump(config: BaseModel) -> dict[str, Any]:

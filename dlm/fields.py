@@ -39,6 +39,10 @@ class Field:
     def is_flag(self) -> bool:
         return bool in members(self.annotation)
 
+    @property
+    def is_strings(self) -> bool:
+        return holds_strings(self.annotation)
+
 
 def fields(cls: type[BaseModel], prefix: str = "", instance: BaseModel | None = None) -> Iterator[Field]:
     """Every leaf of `cls`, sections and lists of sections walked through, in the order of the class.

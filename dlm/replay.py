@@ -11,7 +11,8 @@ from numpy import ndarray
 
 from dlm import config as toml
 from dlm.errors import UserError
-from dlm.inference.config import SAMPLER_READERS, SamplerConfig
+from dlm.inference.config import SamplerConfig
+from dlm.inference.readers import SAMPLER_READERS
 from dlm.lineage import KEY, Parents, fork_step, lineage, settings_of, stretches
 from dlm.models.lm import LM
 from dlm.models.required import require_lm

@@ -17,7 +17,8 @@ from dlm.errors import UserError
 from dlm.evaluation.asking import prompt_ids
 from dlm.evaluation.questions import grade, load_questions, sources
 from dlm.evaluation.task import Grade, Question
-from dlm.inference.config import READ_BY, SAMPLER_READERS, EngineConfig, SamplerConfig
+from dlm.inference.config import EngineConfig, SamplerConfig
+from dlm.inference.readers import READ_BY, SAMPLER_READERS
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM

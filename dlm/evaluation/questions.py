@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlm.config import nearest
-from dlm.errors import UserError
+from dlm.errors import UserError, nearest
 from dlm.evaluation.task import Grade, Question
 from dlm.evaluation.tasks import TASKS
 

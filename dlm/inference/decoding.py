@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
-from dlm.config import nearest
 from dlm.diffusion.unmask import Rule
-from dlm.errors import UserError
+from dlm.errors import UserError, nearest
 from dlm.inference.config import SamplerConfig
 from dlm.inference.context import fitting
 from dlm.inference.messages import as_texts, is_conversation

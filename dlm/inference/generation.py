@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from dlm.errors import UserError
-from dlm.inference.config import ENGINE_ALONE, HOLES, MOST, EngineConfig, SamplerConfig
+from dlm.inference.config import MOST, EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.engine import Engine, OnStep
 from dlm.inference.keywords import keywords, settings_of
 from dlm.inference.lengths import at_longest, settle
 from dlm.inference.prompts import Prompt, as_prompts
+from dlm.inference.readers import ENGINE_ALONE, HOLES
 from dlm.inference.recording import Store
 from dlm.inference.request import Generation
 from dlm.models.lm import LM

@@ -9,9 +9,10 @@ from pydantic import BaseModel
 
 from dlm import config as toml
 from dlm.diffusion.unmask import RULES, Rule
-from dlm.errors import UserError
+from dlm.errors import UserError, nearest
 from dlm.fields import choices, ordered
-from dlm.inference.config import ENGINE_READERS, HOLES, READ_BY, SAMPLER_READERS, EngineConfig, SamplerConfig
+from dlm.inference.config import EngineConfig, SamplerConfig
+from dlm.inference.readers import ENGINE_READERS, HOLES, READ_BY, SAMPLER_READERS
 from dlm.reading import judged, unread
 
 P = ParamSpec("P")
@@ -128,4 +129,4 @@ def _hint(name: str, others: Sequence[str]) -> str:
     if name in EngineConfig.model_fields:
         return f"; it is a setting of the engine: dlm.Engine(lm, {name}=…)"
     known = (*SamplerConfig.model_fields, *others)
-    return toml.nearest(name, known) or f"; known: {', '.join(known)}"
+    return nearest(name, known) or f"; known: {', '.join(known)}"

@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from dlm.data.config import DataConfig
-from dlm.inference.config import SAMPLER_READERS, EngineConfig, ModelSection, SamplerConfig
+from dlm.inference.config import EngineConfig, ModelSection, SamplerConfig
+from dlm.inference.readers import SAMPLER_READERS
 from dlm.reading import judged, unread
 
 

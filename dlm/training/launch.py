@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlm.config import SHIPPED, nearest
-from dlm.errors import UserError
+from dlm.config import SHIPPED
+from dlm.errors import UserError, nearest
 
 
 def launch(kind: str, command: Sequence[str]) -> None:

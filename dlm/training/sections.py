@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from dlm.config import nearest
+from dlm.errors import nearest
 from dlm.reading import Reader, Readers, judged, unread
 from dlm.training.masking import MASKINGS
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from torch import Tensor, nn
 
-from dlm.config import nearest
-from dlm.errors import UserError
+from dlm.errors import UserError, nearest
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
 from dlm.training.profile import Ranges

@@ -114,7 +114,7 @@ def test_print_config_is_the_config(capsys, tmp_path):
 
 
 def test_help_lists_every_flag_and_field():
-    text = "\n".join(page(COMMAND.name, COMMAND.summary, COMMAND.flags, COMMAND.config, width=80, color=False))
+    text = "\n".join(page(COMMAND, width=80, color=False))
     for needed in (
         "Tests [markup].",
         "--prompt TEXT",

@@ -14,7 +14,7 @@ def test_the_overview_names_every_subcommand(argv, capsys):
 
 def test_an_unknown_subcommand_names_the_nearest(capsys):
     assert main(["anchor"]) == 2
-    assert "unknown subcommand 'anchor'; did you mean \"anchors\"?" in capsys.readouterr().err
+    assert 'no such subcommand: "anchor"; did you mean "anchors"?' in capsys.readouterr().err
 
 
 def test_anchors_reads_a_training_config(capsys):

@@ -119,7 +119,10 @@ def test_damage_is_exit_status_one(command, tmp_path):
     ("argv", "message"),
     [
         (["show", "frist"], "has none of this id; the nearest"),
-        (["lss"], "invalid choice: 'lss'"),
+        (["lss"], 'no such subcommand: "lss"; did you mean "ls"?'),
+        (["--json", "ls"], "--json before a subcommand"),
+        (["show"], "the following arguments are required: ID"),
+        (["show", "a", "--store"], "--store needs a value"),
         (["ls", "--modle", "x"], 'unknown option --modle; did you mean "--model"?'),
         (["ls", "x"], 'unexpected word "x"'),
         (["gc"], "required: --keep"),
@@ -139,6 +142,12 @@ def test_mistakes(command, argv, message):
 def test_help_and_version(command, capsys):
     assert "train-dict" in command()[1]
     assert command("--version")[0] == 0
-    with pytest.raises(SystemExit) as stop:
-        main(["ls", "--help"])
-    assert stop.value.code == 0
+    status, page, _ = command("ls", "--help")
+    assert status == 0 and "Usage: dlm-trace ls [OPTION]" in page and "-n N" in page and "--store FILE" in page
+    assert "Usage: dlm-trace diff A B [OPTION]" in command("diff", "--help")[1]
+
+
+def test_short_options_and_words_that_look_like_options(command):
+    assert command("ls", "-n1") == command("ls", "-n", "1") == command("ls", "-n=1")
+    assert len(command("ls", "-n1")[1].splitlines()) == 1
+    assert "'--all'" in command("show", "--", "--all")[2]
