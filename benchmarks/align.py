@@ -4,26 +4,20 @@
     python benchmarks/align.py --shape medium --layers 1 3 5 7 --steps 10 --compile
 
 All three runs start from the same random causal checkpoint and see the same sequences of the standard library; a step's
-ratio is to the plain step taken beside it, so that both had the same load. It knows no model quality.
+ratio is to the plain step taken beside it, so that both had the same load.
 """
 
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
-SHAPES = {
-    "tiny": {"layers": 2, "width": 64, "heads": 2, "ffn": 192, "vocab": 1024, "length": 64, "batch": 4},
-    "small": {"layers": 4, "width": 256, "heads": 4, "ffn": 704, "vocab": 8192, "length": 256, "batch": 8},
-    "medium": {"layers": 8, "width": 512, "heads": 8, "ffn": 1408, "vocab": 16384, "length": 512, "batch": 8},
-    "large": {"layers": 28, "width": 2048, "heads": 16, "ffn": 6144, "vocab": 65536, "length": 1024, "batch": 8},
-}
+from train import DATA, QUIET, RESULTS, SHAPES, network_of, tokenizer_of
+
 TARGETS = {"live": 1.6, "cached": 1.1}
 
 
@@ -34,8 +28,10 @@ def main(argv: list[str] | None = None) -> int:
         os.environ["DLM_CACHE"] = str(Path(scratch) / "cache")  # neither reads nor fills the user's
         table = base(options, Path(scratch))
         seconds, facts = measure(options, table, Path(scratch))
+    from dlm.evaluation.card import machine
+
     report = {
-        "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
+        "machine": machine(),
         **{key: value for key, value in vars(options).items() if key != "output"},
         **facts,
         "ratios": {name: summarise(seconds[name], seconds["plain"]) for name in TARGETS},
@@ -74,48 +70,19 @@ def base(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """A random causal checkpoint and its tokenizer in `scratch`; returns the plain run's config as a table."""
     import torch
 
-    from dlm.data import DataConfig, TokenizerConfig, train_tokenizer
     from dlm.models import LM, ModelConfig, Transformer
 
-    s, data = SHAPES[options.shape], DataConfig(source="stdlib")
-    settings = TokenizerConfig(output=str(scratch / "tokenizer"), vocab_size=s["vocab"], max_documents=400, data=data)
-    tokenizer = train_tokenizer(settings)
-    shape = ModelConfig(
-        vocab_size=s["vocab"],
-        hidden_size=s["width"],
-        num_hidden_layers=s["layers"],
-        num_attention_heads=s["heads"],
-        num_key_value_heads=s["heads"],
-        head_dim=s["width"] // s["heads"],
-        intermediate_size=s["ffn"],
-        tie_word_embeddings=True,
-        attention="causal",
-        shifted_logits=True,
-        mask_token_id=tokenizer.mask_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    s = SHAPES[options.shape]
+    tokenizer = tokenizer_of(s["vocab"], scratch / "tokenizer")
+    special = {"mask_token_id": tokenizer.mask_token_id, "eos_token_id": tokenizer.eos_token_id}
+    shape = ModelConfig(**network_of(s), **special, attention="causal", shifted_logits=True)
     network = Transformer(shape)
     network.initialise(torch.Generator().manual_seed(0))
     LM(network, tokenizer).save(scratch / "causal")
-    section = {
-        "init_from": str(scratch / "causal"),
-        "steps": options.steps + options.warmup,
-        "batch_size": s["batch"],
-        "length": s["length"],
-        "precision": options.precision,
-        "compile": options.compile,
-        "device": options.device,
-        "threads": options.threads,
-        "warmup_steps": 1,
-    }
-    return {
-        "train": section,
-        "data": {"source": "stdlib"},
-        "objective": {"truncate_probability": 0.0},  # every step has all its tokens
-        "eval": {"sequences": 0},
-        "checkpoint": {"every": 0},
-        "log": {"progress": False},
-    }
+    section = {name: getattr(options, name) for name in ("precision", "compile", "device", "threads")}
+    section |= {"steps": options.steps + options.warmup, "batch_size": s["batch"], "length": s["length"]}
+    section |= {"init_from": str(scratch / "causal"), "warmup_steps": 1}
+    return {"train": section, "data": DATA, **QUIET}
 
 
 def measure(

@@ -6,7 +6,7 @@
 
 Every row trains on the same text with the same steps and tokens, each in a process of its own. What cannot run fails its
 row alone. Quality is bits a byte of held-out text: the likelihood bound, and for decoding the cost of held-out
-continuations whose true tokens are revealed where and when the model is confident. It knows no objective.
+continuations whose true tokens are revealed where and when the model is confident.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlm import config as toml
 from dlm.atomic import write_text
+from dlm.evaluation.card import machine
 from dlm.evaluation.table import markdown
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs" / "compare"
-SAID = "runs/compare/"  # what paths in the configs begin with; they end in -0, the seed
+CONFIG_OUT = "runs/compare/"  # what paths in the configs begin with; they end in -0, the seed
 ROWS = {  # in the order they can run: later ones start from earlier ones
     "ar": "autoregressive",
     "scratch": "random masking, from scratch",
@@ -61,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     for seed in range(options.seeds):
         for name in options.rows:
             results[name][seed] = _result(name, seed, options)
-    report = {"machine": _machine(), "seeds": options.seeds, "rows": summary(results), "claims": claims(results)}
+    report = {"machine": machine(), "seeds": options.seeds, "rows": summary(results), "claims": claims(results)}
     report |= {"extra": toml.read(options.extra) if options.extra else {}, "runs": results}
     text = written(report)
     print("\n" + text)
@@ -78,7 +79,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="rows to run and to show (all)")
     add("--seeds", type=int, default=3, help="runs of each row, with seeds from 0 (3)")
-    add("--out", type=Path, default=Path(SAID), help=f"where runs are kept ({SAID})")
+    add("--out", type=Path, default=Path(CONFIG_OUT), help=f"where runs are kept ({CONFIG_OUT})")
     add("--extra", type=Path, help="TOML that is merged over every row's")
     add("--gather", action="store_true", help="run nothing")
     add("--no-plot", action="store_true", help="draw nothing (the plot needs the extra `plot`)")
@@ -136,8 +137,8 @@ def placed(value: Any, seed: int, out: Path) -> Any:
         return {key: placed(entry, seed, out) for key, entry in value.items()}
     if isinstance(value, list):
         return [placed(entry, seed, out) for entry in value]
-    if isinstance(value, str) and value.startswith(SAID):
-        return str(out / re.sub(r"-0(?=$|\.)", f"-{seed}", value.removeprefix(SAID)))
+    if isinstance(value, str) and value.startswith(CONFIG_OUT):
+        return str(out / re.sub(r"-0(?=$|\.)", f"-{seed}", value.removeprefix(CONFIG_OUT)))
     return value
 
 
@@ -181,7 +182,7 @@ def run(name: str, seed: int, options: argparse.Namespace) -> Result:
     ids = torch.cat([rows for rows, _ in held_out.batches])[:WINDOWS].to(lm.device)
     frontier = [revealed(lm, ids, threshold, sizes) for threshold in (THRESHOLDS if name != "ar" else THRESHOLDS[:1])]
     return {
-        **told(Path(t.out) / "metrics.jsonl"),
+        **from_metrics(Path(t.out) / "metrics.jsonl"),
         "parameters": sum(p.numel() for p in lm.network.parameters()),
         "from": t.init_from and Path(t.init_from).name,
         "peak_memory_mib": peak.bytes / 2**20,
@@ -189,7 +190,7 @@ def run(name: str, seed: int, options: argparse.Namespace) -> Result:
     }
 
 
-def told(metrics: Path) -> Result:
+def from_metrics(metrics: Path) -> Result:
     """The run's own account: its curve as (step, seconds of training, bits a byte, their Monte Carlo error), its speed."""
     lines = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
     seconds = {line["step"]: line["seconds"] for line in lines if "loss" in line}
@@ -298,19 +299,21 @@ def summary(results: dict[str, dict[int, Result]]) -> dict[str, Result]:
 
 def claims(results: dict[str, dict[int, Result]]) -> list[str]:
     """What the grid was built to show, with what it showed."""
-    said = []
+    claims = []
     found = {name: [r["bits"] for r in finished(results, name)] for name in ("ar", "block", "scratch")}
     if all(found.values()):
         for less, more in (("ar", "block"), ("block", "scratch")):
             gaps = [b - a for a, b in zip(found[less], found[more], strict=True)]
             wins = sum(gap > 0 for gap in gaps)
-            said.append(f"{less} < {more} in {wins} of {len(gaps)} seeds, by {_plus(spread(gaps), '.3f')} bits a byte.")
+            claims.append(
+                f"{less} < {more} in {wins} of {len(gaps)} seeds, by {_plus(spread(gaps), '.3f')} bits a byte."
+            )
     base = finished(results, "random")
     for name in ("align-4", "align-all", "trajectories"):
         runs = finished(results, name)
         if base and runs:
             gaps = [b["bits"] - a["bits"] for a, b in zip(base, runs, strict=True)]
-            said.append(f"{name} against random, the same seed: {_plus(spread(gaps), '+.3f')} bits a byte.")
+            claims.append(f"{name} against random, the same seed: {_plus(spread(gaps), '+.3f')} bits a byte.")
     scratch = finished(results, "scratch")
     for name in ("random", "align-4", "align-all"):
         runs = finished(results, name)
@@ -318,8 +321,10 @@ def claims(results: dict[str, dict[int, Result]]) -> list[str]:
             steps = [reached(r["curve"], s["bits"]) for r, s in zip(runs, scratch, strict=True)]
             share = spread([None if n is None else n / s["steps"] for n, s in zip(steps, scratch, strict=True)])
             shown = "not in every seed" if share is None else f"at {_plus(share, '.1%')} of the steps"
-            said.append(f"{name} reaches scratch's final bound {shown} (validated every {scratch[0]['curve'][0][0]}).")
-    return said
+            claims.append(
+                f"{name} reaches scratch's final bound {shown} (validated every {scratch[0]['curve'][0][0]})."
+            )
+    return claims
 
 
 def written(report: Result) -> str:
@@ -352,12 +357,6 @@ def _plus(value: tuple[float, float | None] | None, form: str) -> str:
     return f"{value[0]:{form}}" + ("" if value[1] is None else f" ± {value[1]:{form.lstrip('+')}}")
 
 
-def _machine() -> str:
-    from dlm.evaluation.card import machine
-
-    return machine()
-
-
 def plot(rows: dict[str, Result], file: Path) -> None:
     """Bits against steps, against seconds, and against tokens a forward; bars are standard errors."""
     from matplotlib.figure import Figure
@@ -367,12 +366,12 @@ def plot(rows: dict[str, Result], file: Path) -> None:
     for number, (name, row) in enumerate(rows.items()):
         if "failed" in row:
             continue
-        look = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 4, "linewidth": 1.2, "label": name}
+        style = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 4, "linewidth": 1.2, "label": name}
         bits, errors = zip(*((mean, error or 0.0) for mean, error in (p["bits"] for p in row["curve"])), strict=True)
         for axes, x in ((steps, [p["step"] for p in row["curve"]]), (clock, [p["seconds"][0] for p in row["curve"]])):
-            axes.errorbar(x, bits, errors, elinewidth=0.6, **look)
+            axes.errorbar(x, bits, errors, elinewidth=0.6, **style)
         bits, errors = zip(*((mean, error or 0.0) for mean, error in (p["bits"] for p in row["frontier"])), strict=True)
-        frontier.errorbar([p["tpf"][0] for p in row["frontier"]], bits, errors, elinewidth=0.6, **look)
+        frontier.errorbar([p["tpf"][0] for p in row["frontier"]], bits, errors, elinewidth=0.6, **style)
     steps.set(xlabel="optimiser steps", ylabel="bits a byte of held-out text (bound)")
     clock.set(xlabel="seconds of training")
     frontier.set(xlabel="tokens a forward pass", ylabel="bits a byte of a held-out continuation")

@@ -58,8 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     torch.set_num_threads(options.threads)
     lm = make(options)
-    told = {key: value for key, value in vars(options).items() if key not in ("peer_path", "output")}
-    report: dict[str, Any] = {"machine": machine(lm), "options": told}
+    named = {key: value for key, value in vars(options).items() if key not in ("peer_path", "output")}
+    report: dict[str, Any] = {"machine": machine(lm), "options": named}
     if options.roofline:
         report["roofline"] = roofline(lm, options)
     elif options.batch:
@@ -304,7 +304,7 @@ def _ours(results: list[dlm.Generation]) -> tuple[list[int], int]:
 
 
 def _now(options: argparse.Namespace) -> tuple[float, ...]:
-    """What each of CLOCKS says when the device has done all it was told."""
+    """The time by each of CLOCKS, after the device has finished."""
     if options.device != "cpu":
         torch.cuda.synchronize()
     return tuple(clock() for clock in CLOCKS.values())

@@ -5,7 +5,7 @@
 Two tables. The first is a 1.7B model with 151,936 tokens at 4,096 positions, its step run with tensors that have shapes and
 no memory (torch's FakeTensorMode), every storage counted from its allocation to its release; what the optimiser holds is
 added. The second runs a small network for real on this CPU, each time in a process of its own, and sets what the
-operating system saw (peak RSS) beside the same count. It knows no speed.
+operating system saw (peak RSS) beside the same count.
 """
 
 import argparse
@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.measure is not None:
         print(measure(SMALL_CASES[options.measure]))
         return
-    large = [case.describe() | _gigabytes(count(case)) for case in CASES]
+    large = [case.describe() | {k: round(v / 1e9, 2) for k, v in count(case).items()} for case in CASES]
     for row in large:
         row["24 GB"] = "fits" if row["peak"] * 1e9 < CARD else "no"
     _print("1.7B parameters, 151,936 tokens: GB by shapes", large)
@@ -217,10 +217,6 @@ def main(argv: list[str] | None = None) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     facts = {"torch": torch.__version__, "logits_at_once": scoring.LOGITS_AT_ONCE, "large": large, "small": small}
     (options.output / "memory-cpu.json").write_text(json.dumps(facts, indent=1) + "\n")
-
-
-def _gigabytes(facts: dict[str, float]) -> dict[str, float]:
-    return {name: round(value / 1e9, 2) for name, value in facts.items()}
 
 
 def _print(title: str, rows: list[dict[str, Any]]) -> None:

@@ -146,7 +146,7 @@ class Recorder:
 
 
 def everything(to: Recorder) -> Iterator[str]:
-    """All requests; tells each group's name when it is done."""
+    """All requests; yields each group's name when it is done."""
     for name in MODELS:
         for rule in RULES:
             to.call(f"rules / {name} / {rule}", dlm.generate, name, [ids(1, 9), ids(2, 14)], **ruled(name, rule))

@@ -1,8 +1,6 @@
 """What traces cost: bytes, microseconds, writes a second, time to start, and time of the engine that records them.
 
-python benchmarks/trace.py                     # all of it; benchmarks/results/trace.json
-python benchmarks/trace.py --peer-path FOLDER  # beside DiffTrace's own code, a checkout of it
-python benchmarks/trace.py --states 10000      # only: record and replay so many; benchmarks/results/trace-states.json
+python benchmarks/trace.py      # prints the tables, and writes benchmarks/results/trace.json
 """
 
 import argparse
@@ -33,32 +31,25 @@ OVERHEAD = {
     "interval": "95 % of it, %",
     "pairs": "pairs",
 }
-PEER = {"what": "what", "ours": "dlm", "theirs": "DiffTrace", "ratio": "DiffTrace / dlm"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     RESULTS.mkdir(exist_ok=True)
-    if options.states is not None:
-        from traces.states import states
-
-        report, file = states(options.states), RESULTS / "trace-states.json"
-        print(json.dumps(report, indent=1))
-    else:
-        try:
-            values, tables = measure(options, lambda line: print(line, file=sys.stderr, flush=True))
-        except UserError as error:
-            print(error, file=sys.stderr)
-            return 2
-        print("\n\n".join(map(in_markdown, tables)))
-        report, file = {"trace": values, **_where(options)}, options.output
-    file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    try:
+        values, tables = measure(options, lambda line: print(line, file=sys.stderr, flush=True))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("\n\n".join(map(in_markdown, tables)))
+    report = {"trace": values, **_where(options)}
+    options.output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return 0
 
 
 def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], list[Table]]:
-    """Sizes, times, start, writes; then an engine with and without recording, and DiffTrace where it is given."""
-    from traces import difftrace, overhead, records
+    """Sizes, times, start-up and writes of traces; then an engine with and without recording."""
+    from traces import overhead, records
     from traces.samples import samples
 
     say(f"{options.traces} traces of {LENGTH} tokens in {STEPS} steps")
@@ -85,16 +76,12 @@ def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], list
 
         rows = overhead.measure(dlm.load(options.model), options.requests, options.gen_length, say)
         values["overhead"] = table("Traces: recording", OVERHEAD, rows, overhead.TEXT)
-    if options.peer_path is not None:
-        rows = difftrace.measure(options.peer_path, options.seconds, traces)
-        values["difftrace"] = table("Traces: DiffTrace", PEER, rows, difftrace.TEXT)
     return values, tables
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--states", type=int, metavar="N", help="record and replay N traces, and measure nothing")
     add("--traces", type=int, default=10_000, metavar="N", help="traces stored for the sizes (10,000)")
     add("--writes", type=int, default=2_000, metavar="N", help="traces written for each rate (2,000)")
     add("--tokenizer", metavar="NAME", help="whose ids are stored; without it, 32,000 tokens are learnt first")
@@ -102,7 +89,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--requests", type=int, default=20, metavar="N", help="requests decoded so; 0: none (20)")
     add("--gen-length", type=int, default=64, metavar="N", help="tokens, and steps, of each (64)")
     add("--seconds", type=float, default=1.0, help="time to spend on each call that is timed, at least (1)")
-    add("--peer-path", type=Path, metavar="FOLDER", help="a checkout of DiffTrace: its code does the same beside ours")
     add("--output", type=Path, default=RESULTS / "trace.json", metavar="FILE", help="JSON of all of it")
     return parser.parse_args(argv)
 

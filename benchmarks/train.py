@@ -6,7 +6,7 @@
 
 Every contender trains the same shape from scratch on the same token sequences with the same batch, length, precision and
 thread count, each time in a process of its own, and rounds go through all of them, so that ratios are taken under the
-same load. Theirs runs as its own `examples/a2d/mdlm/pt.py` does; saving and evaluation are off in both. It knows no model quality.
+same load. Theirs runs as its own `examples/a2d/mdlm/pt.py` does; saving and evaluation are off in both.
 """
 
 import argparse
@@ -21,13 +21,24 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dlm.data.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = {
     "tiny": {"layers": 2, "width": 64, "heads": 2, "ffn": 192, "vocab": 1024, "length": 64, "batch": 4},
     "small": {"layers": 4, "width": 256, "heads": 4, "ffn": 704, "vocab": 8192, "length": 256, "batch": 8},
     "medium": {"layers": 8, "width": 512, "heads": 8, "ffn": 1408, "vocab": 16384, "length": 512, "batch": 8},
+    "large": {"layers": 28, "width": 2048, "heads": 16, "ffn": 6144, "vocab": 65536, "length": 1024, "batch": 8},
+}
+DATA = {"source": "stdlib"}
+QUIET = {  # every step has all its tokens, and nothing else is done between steps
+    "objective": {"truncate_probability": 0.0},
+    "eval": {"sequences": 0},
+    "checkpoint": {"every": 0},
+    "log": {"progress": False},
 }
 MUON = {"algorithm": "muon", "lr_scale": 2.0, "weight_decay": 0.01}
 CONTENDERS: dict[str, dict[str, Any]] = {
@@ -52,9 +63,11 @@ def main(argv: list[str] | None = None) -> int:
             rounds.append({name: _outside(name, plan, options) for name in ("ceiling", *options.only)})
             speeds = "  ".join(f"{name} {_speed(rounds[-1][name], plan):,.0f}" for name in options.only)
             print(f"round {number + 1}/{options.rounds}, tokens/s: {speeds}", flush=True)
+    from dlm.evaluation.card import machine
+
     versions = {name: rounds[0][name].pop("versions") for name in rounds[0]}
     report = {
-        "machine": _machine(),
+        "machine": machine(),
         **plan["facts"],
         "versions": versions,
         "results": summarise(rounds, plan),
@@ -104,34 +117,41 @@ def _plan(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     os.environ["DLM_CACHE"] = str(scratch / "cache")  # neither reads nor fills the user's
     import numpy as np
 
-    from dlm.data import DataConfig, TokenizerConfig, build_stream, train_tokenizer
+    from dlm.data import DataConfig, build_stream
 
     s = SHAPES[options.shape]
-    data = {"source": "stdlib"}
     print("tokenising the standard library", flush=True)
-    tokenizer = train_tokenizer(
-        TokenizerConfig(
-            output=str(scratch / "tokenizer"), vocab_size=s["vocab"], max_documents=400, data=DataConfig(**data)
-        )
-    )
+    tokenizer = tokenizer_of(s["vocab"], scratch / "tokenizer")
     steps = options.warmup + options.steps
-    stream = build_stream(DataConfig(**data), tokenizer, s["length"], "train", 0)
+    stream = build_stream(DataConfig(**DATA), tokenizer, s["length"], "train", 0)
     np.save(scratch / "tokens.npy", np.stack([next(stream)["input_ids"] for _ in range(steps * s["batch"])]))
-    model = {
-        "vocab_size": s["vocab"],
-        "hidden_size": s["width"],
-        "num_hidden_layers": s["layers"],
-        "num_attention_heads": s["heads"],
-        "num_key_value_heads": s["heads"],
-        "head_dim": s["width"] // s["heads"],
-        "intermediate_size": s["ffn"],
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-    }
+    model = network_of(s) | {"rms_norm_eps": 1e-6}
     facts = {key: getattr(options, key) for key in ("shape", "precision", "qk_norm", "threads", "steps", "warmup")}
-    plan = {"scratch": str(scratch), "data": data, "model": model, "facts": {**facts, **s}}
+    plan = {"scratch": str(scratch), "model": model, "facts": {**facts, **s}}
     (scratch / "plan.json").write_text(json.dumps(plan), "utf-8")
     return plan
+
+
+def tokenizer_of(vocab_size: int, folder: Path) -> "Tokenizer":
+    """A tokenizer of this size, of the standard library, written into `folder`."""
+    from dlm.data import DataConfig, TokenizerConfig, train_tokenizer
+
+    data = DataConfig(**DATA)
+    return train_tokenizer(TokenizerConfig(output=str(folder), vocab_size=vocab_size, max_documents=400, data=data))
+
+
+def network_of(shape: dict[str, int]) -> dict[str, Any]:
+    """A line of SHAPES as [model]."""
+    return {
+        "vocab_size": shape["vocab"],
+        "hidden_size": shape["width"],
+        "num_hidden_layers": shape["layers"],
+        "num_attention_heads": shape["heads"],
+        "num_key_value_heads": shape["heads"],
+        "head_dim": shape["width"] // shape["heads"],
+        "intermediate_size": shape["ffn"],
+        "tie_word_embeddings": True,
+    }
 
 
 def _outside(name: str, plan: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -223,20 +243,6 @@ def table(report: dict[str, Any]) -> str:
     )
 
 
-def _machine() -> dict[str, Any]:
-    root = Path(__file__).parent
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True)
-    cpu = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        names = [
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        cpu = names[0] if names else cpu
-    return {"cpu": cpu, "cores": os.cpu_count(), "system": platform.platform(), "commit": commit.stdout.strip() or None}
-
-
 # --- the child: one contender ------------------------------------------------------------------------------------------
 
 
@@ -296,33 +302,26 @@ def _ours(name: str, plan: dict[str, Any]) -> dict[str, Any]:
     facts, contender = plan["facts"], CONTENDERS[name]
     steps = facts["warmup"] + facts["steps"]
     with tempfile.TemporaryDirectory(dir=plan["scratch"]) as out:
-        section = {"out": out, "tokenizer": str(Path(plan["scratch"]) / "tokenizer"), "steps": steps, "lr": 1e-3}
-        section |= {
-            "batch_size": facts["batch"],
-            "length": facts["length"],
-            "precision": facts["precision"],
-            "device": "cpu",
-        }
-        section |= {"threads": facts["threads"], "compile": contender["compile"], "warmup_steps": steps // 10}
+        section = {name: facts[name] for name in ("length", "precision", "threads")}
+        section |= {"out": out, "tokenizer": str(Path(plan["scratch"]) / "tokenizer"), "steps": steps, "lr": 1e-3}
+        section |= {"batch_size": facts["batch"], "device": "cpu"}
+        section |= {"compile": contender["compile"], "warmup_steps": steps // 10}
         config = TrainConfig.model_validate(
             {
                 "train": section,
                 "model": {**plan["model"], "qk_norm": facts["qk_norm"]},
-                "data": plan["data"],
-                "objective": {"truncate_probability": 0.0},  # every step has all its tokens
+                "data": DATA,
                 "optim": contender["optim"],
-                "eval": {"sequences": 0},
-                "checkpoint": {"every": 0},
-                "log": {"progress": False},
+                **QUIET,
             }
         )
         run, clock = Run(config), Clock()
         step = run.optimiser_step
 
         def timed() -> tuple[dict[str, float], float]:
-            told = step()
+            parts, norm = step()
             clock.tick()
-            return told
+            return parts, norm
 
         run.optimiser_step = timed
         losses = go(run).losses

@@ -88,6 +88,12 @@ def _temporary_folder(path: Path, where: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def cache_folder() -> Path:
+    """Where tokenised corpora and puzzles are kept: DLM_CACHE, else `dlm` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("DLM_CACHE") or Path(base) / "dlm")
+
+
 def check_writable(folder: Path, name: str) -> None:
     """Make the folder, and refuse one that no file can be written into; `name` says what names it, as in `output =`."""
     if folder.exists() and not folder.is_dir():

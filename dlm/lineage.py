@@ -1,4 +1,4 @@
-"""Which settings decided which steps of a forked trace, kept among its own facts. Runs no model."""
+"""Which settings decided which steps of a forked trace, kept among its own facts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def lineage(parent: Trace, step: int, child: Trace) -> list[dict[str, Any]]:
 
 
 def _read(trace: Trace, own: dict[str, Any] | None, stop: int) -> list[Stretch]:
-    """The stretches before `stop` that a trace's own facts tell of."""
+    """The stretches before `stop`, from a trace's own facts."""
     entries, start = trace.own[KEY], 0
     found: list[Stretch] = []
     try:

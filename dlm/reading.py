@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from pydantic import BaseModel, ValidationInfo
@@ -13,7 +14,7 @@ class Reader:
     """What reads a setting, and only under which value of another."""
 
     decides: str
-    """The other setting."""
+    """The other setting, in a section of its own with a dot."""
     where: str
     """The condition in words, after "is only read"."""
     reads: Callable[[Any], bool]
@@ -28,7 +29,7 @@ def unread(config: BaseModel, readers: Readers, names: Iterable[str]) -> str | N
     for name in names:
         reader, value = readers.get(name), getattr(config, name)
         if reader is not None and value is not None and not reader.reads(config):
-            decider = getattr(config, reader.decides)
+            decider = attrgetter(reader.decides)(config)
             now = f"{reader.decides} is not set" if decider is None else f"{reader.decides} = {_shown(decider)}"
             return f"{name} = {_shown(value)} is only read {reader.where}, and {now}: change that, or leave {name} out"
     return None
@@ -45,11 +46,11 @@ def judged(section: BaseModel, readers: Readers, info: ValidationInfo | None = N
 
     def printed(key: str) -> bool:
         decides = readers[key].decides
-        said = decides in given or getattr(section, decides) is None  # which --print-config leaves out
+        said = decides.partition(".")[0] in given or attrgetter(decides)(section) is None  # which --print-config leaves out
         return said and getattr(section, key) == fields[key].get_default()
 
     def inherited(key: str) -> bool:
-        return origins is not None and origins.inherited((name, key), (name, readers[key].decides))
+        return origins is not None and origins.inherited((name, key), (name, *readers[key].decides.split(".")))
 
     return [key for key in fields if key in given and key in readers and not printed(key) and not inherited(key)]
 

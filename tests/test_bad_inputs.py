@@ -196,8 +196,8 @@ CASES = [
     case("output", "a folder that is a file", "dlm-infer --prompt x --output my.toml/out.jsonl", "my.toml/out.jsonl: cannot be written: Not a directory", files=config("")),
     case("output", "a store in a file", "dlm-infer --prompt x --trace --trace.store my.toml/t.db", "my.toml/t.db: its folder cannot be made", files=config("")),
     # newcomers: one text file, few settings, adapters, folders
-    case("config", "adapter settings without a kind", "dlm-train --adapter.r 4", 'r = 4, but adapter.kind = "none" trains all weights: set adapter.kind = "lora" or "qlora"'),
-    case("config", "adapter settings of another kind", "dlm-train --adapter.kind lora --adapter.no-double_quant --train.init_from pico", 'adapter.kind = "lora" does not read it: set adapter.kind = "qlora"'),
+    case("config", "adapter settings without a kind", "dlm-train --adapter.r 4", 'r = 4 is only read with kind = "lora" or "qlora", and kind = "none": change that'),
+    case("config", "adapter settings of another kind", "dlm-train --adapter.kind lora --adapter.no-double_quant --train.init_from pico", 'double_quant = false is only read with kind = "qlora", and kind = "lora": change that'),
     # settings that nothing reads
     case("config", "a rule's setting without the rule", f"{LOAD} --sampler.threshold 0.01", "[sampler] threshold = 0.01 is only read by the rules threshold, hierarchical, credit", 'rule = "low_confidence"'),
     case("config", "a setting of another rule", f"{LOAD} --sampler.rule threshold --sampler.factor 9", "factor = 9 is only read by the rule factor"),

@@ -20,6 +20,7 @@ FLOORS = {
     "prepare": 6,
     "replay": 6,
     "lineage": 6,
+    "rerun": 6,
     "training": 6,
     "inference": 5,
     "models": 4,

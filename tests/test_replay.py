@@ -323,9 +323,9 @@ def test_steps_that_other_weights_decided_are_followed(store):
     other = tiny_lm(3, spread=0.1)
     child = dlm.replay.fork(other, trace, step=6)
     assert not np.array_equal(child.tokens, trace.tokens)
-    untold = replace(child, own={key: value for key, value in child.own.items() if key != "lineage"})
-    for told in (child, untold):  # by the fork itself, or by its parent
-        report = dlm.replay.verify(other, told, parents=store)
+    bare = replace(child, own={key: value for key, value in child.own.items() if key != "lineage"})
+    for fork in (child, bare):  # by the fork itself, or by its parent
+        report = dlm.replay.verify(other, fork, parents=store)
         assert report.identical and report.shared_check == "as recorded"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BEGINNINGS = 20  # that are timed and cancelled, for each request that is decoded
 PROMPT = "def area(radius):\n    return"
 TEXT = (
-    "Medians over pairs, with 95 % intervals by order statistics. The engine waits while it tells the recorder of each step and "
+    "Medians over pairs, with 95 % intervals by order statistics. The engine waits while it notes each step and "
     "while it begins a request; all added up, with the CPU time of the thread that writes beside it. Both in % of the CPU time "
     "of the request's own thread."
 )
@@ -65,22 +65,22 @@ class Side:
 
 @contextmanager
 def timed_notes() -> Iterator[list[int]]:
-    """The nanoseconds of every call of an engine that tells a recorder of a step."""
+    """The nanoseconds of every call in which an engine notes a step for its recorder."""
     from dlm.inference import batch
 
     took: list[int] = []
-    told = batch.note
+    original = batch.note
 
     def note(*what: Any) -> None:
         started = time.perf_counter_ns()
-        told(*what)
+        original(*what)
         took.append(time.perf_counter_ns() - started)
 
     batch.note = note
     try:
         yield took
     finally:
-        batch.note = told
+        batch.note = original
 
 
 def measure(lm: "LM", requests: int, length: int, say: Say) -> list[dict[str, Any]]:

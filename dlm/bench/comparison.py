@@ -1,4 +1,4 @@
-"""Two runs over the same questions side by side: ratios, equal tokens, tables and samples. Runs nothing itself."""
+"""Two runs over the same questions side by side: ratios, equal tokens, tables and samples."""
 
 from typing import Any
 

@@ -17,6 +17,14 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _whole_blocks(name: str, length: int, block: int | None) -> None:
+    if block is not None and length % block:
+        raise ValueError(
+            f"{name} = {length} is not a multiple of block_length = {block}: "
+            f"make it {-(-length // block) * block}, or change block_length"
+        )
+
+
 class InferSection(Section):
     """[infer]: answers to a dataset's questions, by the engine and by plain decoding."""
 
@@ -57,11 +65,7 @@ class InferSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "InferSection":
-        if self.block_length is not None and self.max_tokens % self.block_length:
-            raise ValueError(
-                f"max_tokens = {self.max_tokens} is not a multiple of block_length = {self.block_length}: "
-                f"make it {-(-self.max_tokens // self.block_length) * self.block_length}, or change block_length"
-            )
+        _whole_blocks("max_tokens", self.max_tokens, self.block_length)
         return self
 
 
@@ -117,11 +121,7 @@ class QualitySection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "QualitySection":
-        if self.gen_length % self.block_length:
-            raise ValueError(
-                f"gen_length = {self.gen_length} is not a multiple of block_length = {self.block_length}: "
-                f"make it {-(-self.gen_length // self.block_length) * self.block_length}, or change block_length"
-            )
+        _whole_blocks("gen_length", self.gen_length, self.block_length)
         return self
 
 

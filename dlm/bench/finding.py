@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Say = Callable[[str], None]
-"""Where progress is told, a line at a time."""
+"""Shows progress, a line at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)

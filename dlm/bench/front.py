@@ -1,4 +1,4 @@
-"""Which points no other beats, and how fast two strategies are at equal quality. Draws nothing and measures nothing."""
+"""Which points no other beats, and how fast two strategies are at equal quality."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product

@@ -37,23 +37,18 @@ class Run:
 
     @property
     def facts(self) -> dict[str, Any]:
-        graded = [g for g in self.grades if g is not None]
-        correct = sum(g.correct for g in graded)
         facts = self.service.facts()
         return {
             "implementation": self.name,
             **facts,
             "avg_latency": facts["total_time"] / facts["num_prompts"],
-            "accuracy": 100 * correct / len(graded) if graded else 0.0,
-            "correct": correct,
-            "total": len(graded),
-            "score": 100 * sum(g.score for g in graded) / len(graded) if graded else 0.0,
+            **_marks(self.grades),
             "peak_memory_mib": self.peak / 2**20,
         }
 
 
 def measure(config: BenchConfig, lm: "LM", say: Say, make_engine: MakeEngine | None = None) -> Finding:
-    """Answer, compare, and tell; `make_engine` is `dlm.Engine.of` unless given."""
+    """Answer with the engine and by plain decoding, and compare; `make_engine` is `dlm.Engine.of` unless given."""
     s = config.infer or InferSection()
     make = make_engine or engine_of
     questions = load_questions(s.dataset, source=s.source, skip=s.skip_sample, limit=s.num_samples, seed=s.seed)
@@ -71,7 +66,11 @@ def measure(config: BenchConfig, lm: "LM", say: Say, make_engine: MakeEngine | N
     if theirs is not None:
         values |= {"vanilla_llada": theirs.facts, "comparison": compare(ours.facts, theirs.facts)}
     values["sources"] = {
-        name: {run.name: _share(run, questions, name) for run in (ours, theirs) if run is not None}
+        name: {
+            run.name: _marks([g for g, q in zip(run.grades, questions, strict=True) if q.source == name])
+            for run in (ours, theirs)
+            if run is not None
+        }
         for name in sources(questions)
     }
     if s.compared:
@@ -89,7 +88,7 @@ def engine_of(lm: "LM", config: EngineConfig) -> Engine:
 
 
 def settings_of(lm: "LM", s: InferSection) -> dict[str, Any]:
-    """What the engine is told with each question."""
+    """The sampler's settings for each question."""
     from dlm.inference.plan import Plan
 
     block = Plan(config=lm.config, block_length=s.block_length).length_of_block(s.max_tokens)
@@ -157,8 +156,9 @@ def _agreement(
     }
 
 
-def _share(run: Run, questions: Sequence[Question], source: str) -> dict[str, float | int]:
-    graded = [g for g, q in zip(run.grades, questions, strict=True) if q.source == source and g is not None]
+def _marks(grades: Sequence[Grade | None]) -> dict[str, float | int]:
+    """How many of the graded answers are right."""
+    graded = [g for g in grades if g is not None]
     correct = sum(g.correct for g in graded)
     return {
         "correct": correct,
@@ -174,6 +174,6 @@ def _sample(i: int, questions: Sequence[Question], ours: Run, theirs: Run | None
     for run in (ours, theirs):
         if run is not None:
             result, verdict = run.service.served[i].result, run.grades[i]
-            told = {} if verdict is None else {"predicted": verdict.predicted, "correct": verdict.correct}
-            sample[run.name] = {"text": "" if result is None else result.text, **told}
+            graded = {} if verdict is None else {"predicted": verdict.predicted, "correct": verdict.correct}
+            sample[run.name] = {"text": "" if result is None else result.text, **graded}
     return sample

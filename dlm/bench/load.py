@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """What is asked of an engine here: a part of `dlm.Engine`."""
+    """The part of `dlm.Engine` that is used here."""
 
     def add_request(self, prompt: Any, **settings: Any) -> str: ...
     def step(self) -> Sequence[Any]: ...

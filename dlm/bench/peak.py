@@ -11,7 +11,7 @@ import torch
 class Peak:
     """A context; `.bytes` afterwards. On a GPU what tensors took, elsewhere the process's resident memory.
 
-    Where the kernel cannot be told to start anew (outside Linux), it is the process's peak so far.
+    Where the kernel cannot reset its peak (outside Linux), it is the process's peak so far.
     """
 
     def __init__(self, device: torch.device) -> None:

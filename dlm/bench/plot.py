@@ -36,12 +36,12 @@ def draw(points: Sequence[Point], file: Path) -> None:
         squeeze=False,
         layout="constrained",
     )
-    look = _Look(points, pyplot.get_cmap("tab10"))
+    styles = _Styles(points, pyplot.get_cmap("tab10"))
     for row, panel in zip(axes, panels, strict=True):
         own = [p for p in points if p.panel == panel]
-        _overview(row[0], own, look)
+        _overview(row[0], own, styles)
         for axis, facet in zip(row[1:], facets, strict=True):
-            _facet(axis, [p for p in own if p.facet == facet], front(own), look)
+            _facet(axis, [p for p in own if p.facet == facet], front(own), styles)
         row[0].set_ylabel(panel)
         row[0].set_xscale("log", base=2)
         row[0].xaxis.set_major_formatter("{x:g}")
@@ -53,13 +53,13 @@ def draw(points: Sequence[Point], file: Path) -> None:
         axis.set_xlabel("tokens a forward pass")
     for axis in axes.flat:
         axis.grid(alpha=0.25)
-    figure.legend(handles=look.legend(), loc="outside right upper", fontsize=8, frameon=False)
+    figure.legend(handles=styles.legend(), loc="outside right upper", fontsize=8, frameon=False)
     with replacing(file) as temporary:
         figure.savefig(temporary, dpi=130, format=file.suffix[1:])
     pyplot.close(figure)
 
 
-class _Look:
+class _Styles:
     """Colours of rules and of strategies, markers and line styles of caches; and the legend that explains them."""
 
     def __init__(self, points: Sequence[Point], colours: Any) -> None:
@@ -87,23 +87,23 @@ class _Look:
         return handles + [entry(name, color=self.colour[name], linewidth=3) for name in self.series]
 
 
-def _overview(axis: Any, points: Sequence[Point], look: _Look) -> None:
+def _overview(axis: Any, points: Sequence[Point], styles: _Styles) -> None:
     axis.plot([p.tpf for p in points], [p.quality for p in points], ".", color="0.8", markersize=3, zorder=1)
-    for facet, kind in product(look.facets, look.kinds):
+    for facet, kind in product(styles.facets, styles.kinds):
         best = front([p for p in points if (p.facet, p.kind) == (facet, kind)])
         if best:
-            style = {"color": look.front[facet], "linestyle": look.line[kind], "marker": look.marker[kind]}
+            style = {"color": styles.front[facet], "linestyle": styles.line[kind], "marker": styles.marker[kind]}
             _bars(axis, best, drawstyle="steps-post", markersize=4, linewidth=1.2, **style)
 
 
-def _facet(axis: Any, points: Sequence[Point], best: Sequence[Point], look: _Look) -> None:
+def _facet(axis: Any, points: Sequence[Point], best: Sequence[Point], styles: _Styles) -> None:
     axis.plot(
         [p.tpf for p in best], [p.quality for p in best], color="0.8", linewidth=3, drawstyle="steps-post", zorder=1
     )
-    for series, kind in product(look.series, look.kinds):
+    for series, kind in product(styles.series, styles.kinds):
         own = sorted((p for p in points if (p.series, p.kind) == (series, kind)), key=lambda p: p.tpf)
         if own:
-            style = {"color": look.colour[series], "linestyle": look.line[kind], "marker": look.marker[kind]}
+            style = {"color": styles.colour[series], "linestyle": styles.line[kind], "marker": styles.marker[kind]}
             _bars(axis, own, markersize=3.5, linewidth=0.8, **style)
 
 

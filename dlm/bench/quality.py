@@ -75,7 +75,7 @@ def ways(s: QualitySection) -> Iterator[Way]:
 
 
 def measure(config: BenchConfig, say: Say, make_engine: MakeEngine | None = None) -> Finding:
-    """Every way on every task of every model: a table a model, all in one plot, and the two strategies at equal quality."""
+    """Tables and points of every way of decoding on every task: a table a model, and strategies at equal quality."""
     s = config.quality or QualitySection()
     values: dict[str, Any] = {"quality": {}}
     tables: list[Table] = []
@@ -131,7 +131,7 @@ def _one(config: BenchConfig, lm: "LM", trial: Trial, way: Way, make: MakeEngine
     """A row of the table; where the engine refuses the way, the row says why."""
     row: dict[str, Any] = {"task": trial.name, "strategy": way.strategy, "cache": way.cache, "rule": way.label}
     seed = (config.quality or QualitySection()).seed
-    settings = [told | {"seed": seed} for told in options_of(trial, way.strategy, way.rule, way.variant)]
+    settings = [options | {"seed": seed} for options in options_of(trial, way.strategy, way.rule, way.variant)]
     try:
         engine = make(lm, config.engine.with_cache(way.cache))
         service = serve(engine, trial.prompts, settings, Together())

@@ -33,7 +33,7 @@ class Report:
         self.tables: list[Table] = []
 
     def add(self, finding: Finding) -> None:
-        """Take in one measurement, and write the file; the tables beside it, where they are asked for."""
+        """Add one measurement and write the file, and the tables beside it where the config says so."""
         self.values |= finding.values
         self.points += finding.points
         self.tables += finding.tables

@@ -1,4 +1,4 @@
-"""Which measurements a config asks for, each run and reported in turn. Measures nothing itself."""
+"""Which measurements a config asks for, each run and reported in turn."""
 
 from collections.abc import Callable
 from functools import cache

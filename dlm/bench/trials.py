@@ -212,14 +212,14 @@ def fresh(answers: Sequence[Sequence[int]]) -> float | None:
 
 
 def options_of(trial: Trial, strategy: str, rule: str, variant: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the engine is told with each prompt; `tokens_per_step` of a variant becomes the steps of that prompt."""
+    """The engine's settings for each prompt; `tokens_per_step` of a variant becomes the steps of that prompt."""
     variant = dict(variant)
     pace = variant.pop("tokens_per_step", 1)
-    told = []
+    found = []
     for number in range(len(trial.prompts)):
         masks = trial.masks(number)
         size = masks if strategy == "whole" else min(trial.block_length, masks)
         settings = {"rule": rule, "block_length": size, "steps": -(-size // pace) * -(-masks // size), **variant}
         settings["strategy"] = "multi_block" if strategy == "multi_block" else "block"
-        told.append(settings | ({"infill": True} if trial.infill else {"gen_length": masks}))
-    return told
+        found.append(settings | ({"infill": True} if trial.infill else {"gen_length": masks}))
+    return found

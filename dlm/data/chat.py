@@ -1,8 +1,7 @@
-"""Conversations: rendered by a template, and marked token by token as prompt or answer. Reads no files."""
+"""Conversations: rendered by a template, and marked token by token as prompt or answer."""
 
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,8 @@ MOST_SAID = 500
 """Characters of a template's own error that ours repeats."""
 
 
-@dataclass(frozen=True)
-class Turns:
-    """A conversation as text pieces, each wholly prompt or wholly answer."""
-
-    pieces: tuple[tuple[str, bool], ...]  # (text, is_answer)
+Pieces = list[tuple[str, bool]]
+"""A conversation as (text, whether it is an answer): each piece is wholly prompt or wholly answer."""
 
 
 def read_template(file: Path) -> str:
@@ -78,7 +74,7 @@ def render(
         raise UserError(f"{source} cannot render this conversation: {reason[:MOST_SAID]}{line}") from error
 
 
-def split_turns(messages: Sequence[Mapping[str, Any]], rendered: Callable[..., str], answers: str = "all") -> Turns:
+def split_turns(messages: Sequence[Mapping[str, Any]], rendered: Callable[..., str], answers: str = "all") -> Pieces:
     """Cut the rendered conversation where an assistant's turn begins and ends.
 
     `rendered(messages, add_generation_prompt)` is the tokenizer's template. An answer starts right after the generation
@@ -87,7 +83,7 @@ def split_turns(messages: Sequence[Mapping[str, Any]], rendered: Callable[..., s
     turns = [i for i, m in enumerate(messages) if isinstance(m, Mapping) and m.get("role") == "assistant"]
     if not turns:
         raise UserError("the conversation has no assistant turn, so there is nothing to train on")
-    pieces: list[tuple[str, bool]] = []
+    pieces: Pieces = []
     done = ""
     for i in turns if answers == "all" else turns[-1:]:
         before = rendered(messages[:i], True)
@@ -99,14 +95,14 @@ def split_turns(messages: Sequence[Mapping[str, Any]], rendered: Callable[..., s
             )
         pieces += [(before[len(done) :], False), (after[len(before) :], True)]
         done = after
-    return Turns(tuple(pieces))
+    return pieces
 
 
-def encode_turns(turns: Turns, encode: Callable[[str], list[int]]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+def encode_turns(pieces: Pieces, encode: Callable[[str], list[int]]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """Ids and prompt mask (True = prompt), both (length,). Pieces are encoded apart: no token straddles a boundary."""
     ids: list[int] = []
     prompt: list[bool] = []
-    for text, is_answer in turns.pieces:
+    for text, is_answer in pieces:
         piece = encode(text)
         ids += piece
         prompt += [not is_answer] * len(piece)

@@ -1,4 +1,4 @@
-"""What to read and how to cut it: the data and tokenizer sections of a TOML. Reads no file itself."""
+"""What to read and how to cut it: the data and tokenizer sections of a TOML."""
 
 from os import PathLike
 from typing import Any, Literal

@@ -85,10 +85,10 @@ def encode_all(rows: Iterable[Row], config: DataConfig, tokenizer: Tokenizer) ->
 def _conversation(row: Row, config: DataConfig, tokenizer: Tokenizer, end: int) -> Document:
     messages = chat.messages_of(row.value, config.messages_field, config.prompt_field, config.response_field, row.where)
     try:
-        turns = chat.split_turns(messages, tokenizer.apply_chat_template, config.answers)
+        pieces = chat.split_turns(messages, tokenizer.apply_chat_template, config.answers)
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
-    ids, prompt = chat.encode_turns(turns, lambda text: _without_masks(text, tokenizer))
+    ids, prompt = chat.encode_turns(pieces, lambda text: _without_masks(text, tokenizer))
     return Document(np.append(ids, np.int32(end)), np.append(prompt, False))
 
 

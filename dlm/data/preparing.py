@@ -94,10 +94,10 @@ def _write_split(job: _Job, folder: Path, split: str) -> list[dict[str, Any]]:
         shards = saved["shards"]
         stream.load_state_dict(saved["state"])
     while True:
-        wanted = job.shard_samples
+        count = job.shard_samples
         if job.max_samples is not None:
-            wanted = min(wanted, job.max_samples - sum(s["samples"] for s in shards))
-        samples = list(islice(stream, wanted))
+            count = min(count, job.max_samples - sum(s["samples"] for s in shards))
+        samples = list(islice(stream, count))
         if not samples:
             return shards
         name = f"{split}/{len(shards):05d}.parquet"

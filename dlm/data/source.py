@@ -49,26 +49,25 @@ def build_stream(
         raise UserError(
             f'data.source = "{config.source}" needs a tokenizer: name its folder, or train one with dlm-tokenizer'
         )
-    what, remedy = f"{split} split of data.source = {config.source!r}", REMEDIES[split]
+    pack, rotate = "row", True
     if config.source == "tokens":
         from dlm.data.shards import open_shards
 
         table = open_shards(config, tokenizer, length, split)
-        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=what, remedy=remedy)
-    if config.source == "traces":
+    elif config.source == "traces":
         from dlm.data.traces import trace_table
 
         table = trace_table(config, tokenizer, split)
-        return TableStream(table, length, "row", end_of_text(tokenizer), seed, epochs, what=what, remedy=remedy)
-    if config.dataset is not None and config.streaming:
+    elif config.dataset is not None and config.streaming:
         from dlm.data.streaming import DatasetStream
 
         return DatasetStream(config, tokenizer, length, split, seed, epochs)
-    table = build_table(config, tokenizer, split)
-    if shorten and config.pack == "fixed" and 0 < len(table.ids) < length:
-        length = len(table.ids)
-    turn, end = split == "train", end_of_text(tokenizer)
-    return TableStream(table, length, config.pack, end, seed, epochs, turn=turn, what=what, remedy=remedy)
+    else:
+        table, pack, rotate = build_table(config, tokenizer, split), config.pack, split == "train"
+        if shorten and pack == "fixed" and 0 < len(table.ids) < length:
+            length = len(table.ids)
+    what, end = f"{split} split of data.source = {config.source!r}", end_of_text(tokenizer)
+    return TableStream(table, length, pack, end, seed, epochs, rotate=rotate, what=what, remedy=REMEDIES[split])
 
 
 def build_table(config: DataConfig, tokenizer: Tokenizer, split: str) -> TokenTable:

@@ -1,4 +1,4 @@
-"""Which side of the split a document is on: its hash decides, and neither side stays empty. Reads no file."""
+"""Which side of the split a document is on: its hash decides, and neither side stays empty."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -102,12 +102,11 @@ def _split(config: DataConfig, split: str) -> Split:
 
 
 def _row(value: Mapping[str, Any], config: DataConfig, number: int) -> Row:
-    wanted = columns(config)
     where = f"{config.dataset}, row {number}"
-    for field in wanted:
+    for field in columns(config):
         if field not in value:
             raise UserError(f"{where}: no column `{field}`; the dataset has {', '.join(map(str, value))}")
-    kept = {field: value[field] for field in wanted}
+    kept = {field: value[field] for field in columns(config)}
     return Row(kept, json.dumps(kept, sort_keys=True, default=str), where)
 
 

@@ -1,7 +1,6 @@
-"""All documents of a corpus as one array of ids, and a stream that addresses sequences in it. Reads no text."""
+"""All documents of a corpus as one array of ids, and a stream of sequences cut from it."""
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.atomic import new_folder
+from dlm.atomic import cache_folder, new_folder
 from dlm.data.documents import Document
 from dlm.data.samples import Sample, pad_row, sample_of
 from dlm.errors import UserError
@@ -88,17 +87,11 @@ def cached_table(key: dict[str, Any], build: Callable[[], TokenTable], enabled: 
     return TokenTable.open(folder)
 
 
-def cache_folder() -> Path:
-    """DLM_CACHE, else the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("DLM_CACHE") or Path(base) / "dlm")
-
-
 class TableStream:
     """Sequences of a table in an order addressed by (seed, epoch), so that its whole state is one counter.
 
-    fixed: an epoch lays the documents in a ring, turns it by a random offset and cuts it, so that no token is always
-    first. row: a document is a sequence. `epochs` None goes on for ever. The held-out split is not turned.
+    fixed: an epoch lays the documents in a ring, rotates it by a random offset and cuts it, so that no token is always
+    first. row: a document is a sequence. `epochs` None goes on for ever. Without `rotate`, as for the held-out split, the offset is 0.
     """
 
     def __init__(
@@ -109,12 +102,12 @@ class TableStream:
         end: int,
         seed: int,
         epochs: int | None,
-        turn: bool = True,
+        rotate: bool = True,
         what: str = "corpus",
         remedy: str = "add data, or lower the length",
     ) -> None:
         self.table, self.length, self.pack, self.end = table, length, pack, end
-        self.seed, self.epochs, self.turn = seed, epochs, turn
+        self.seed, self.epochs, self.rotate = seed, epochs, rotate
         self.index = 0
         self._rows = _answerable(table, length) if pack == "row" else None
         self.samples_per_epoch = len(table.ids) // length if self._rows is None else len(self._rows)
@@ -143,7 +136,9 @@ class TableStream:
 
     def _cut(self, epoch: int, place: int) -> Document:
         total = len(self.table.ids)
-        offset = int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0] % np.uint64(total)) if self.turn else 0
+        offset = (
+            int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0] % np.uint64(total)) if self.rotate else 0
+        )
         where = (offset + place * self.length + np.arange(self.length)) % total
         return self.table.document(where)
 

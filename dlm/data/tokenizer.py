@@ -1,4 +1,4 @@
-"""A tokenizer as the rest of the house sees it: text to ids and back, and the ids of mask and end. Trains nothing."""
+"""The tokenizer that all of dlm uses: text to ids and back, and the ids of mask and end-of-text."""
 
 import json
 import re
@@ -40,7 +40,7 @@ class Tokenizer:
     ) -> None:
         self.backend, self.folder = backend, folder
         self.settings = dict(settings or {})
-        # The house truncates and pads by its own rules; a stored rule would cut corpora silently.
+        # A stored rule for truncation would silently cut corpora.
         backend.no_truncation()
         backend.no_padding()
 
@@ -122,11 +122,8 @@ class Tokenizer:
     def chat_template(self) -> str:
         """The folder's template; without one, ChatML if its tokens exist, else plain lines."""
         template = self.settings.get("chat_template")
-        if isinstance(template, list):  # older folders hold several, by name
-            named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
-            if len(template) and not named and not all(isinstance(t, dict) for t in template):
-                raise UserError(f"chat_template = {reprlib.repr(template)} should be a text, or a list of named ones")
-            template = named[0].get("template") if named else None
+        if isinstance(template, list) and all(isinstance(t, dict) for t in template):  # several, by name
+            template = next((t.get("template") for t in template if t.get("name") == "default"), None)
         if template is not None and not isinstance(template, str):
             raise UserError(f"chat_template = {reprlib.repr(template)} should be a text, or a list of named ones")
         if template:
@@ -151,11 +148,8 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         self.backend.encode_special_tokens = False
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
-        named = {
-            "mask_token": self.mask_token,
-            "eos_token": self.eos_token,
-            "pad_token": self.backend_token(self.pad_token_id),
-        }
+        pad = None if self.pad_token_id is None else self.backend.id_to_token(self.pad_token_id)
+        named = {"mask_token": self.mask_token, "eos_token": self.eos_token, "pad_token": pad}
         defaults = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         settings = {**defaults, **{k: v for k, v in named.items() if v}, **self.settings}
         settings.pop("auto_map", None)  # names remote code this folder does not ship
@@ -169,17 +163,9 @@ class Tokenizer:
         backend.add_special_tokens([MASK_NAMES[0]])
         return Tokenizer(backend, self.settings | {"mask_token": MASK_NAMES[0]})
 
-    def backend_token(self, index: int | None) -> str | None:
-        """The token behind an id."""
-        return None if index is None else self.backend.id_to_token(index)
-
     def _named(self, key: str, fallbacks: tuple[str, ...]) -> str | None:
-        value = self.settings.get(key)
-        if isinstance(value, dict):  # {"content": ..., "lstrip": ...}
-            value = value.get("content")
-        if value and self._id(value) is not None:
-            return value
-        return next((name for name in fallbacks if self._id(name) is not None), None)
+        value = _text(self.settings.get(key))
+        return next((name for name in (value, *fallbacks) if name and self._id(name) is not None), None)
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
@@ -202,8 +188,7 @@ def _piece_bytes(token: str) -> int:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer.json, or the folder it lies in; transformers is asked only when there is none."""
     path = Path(path)
-    folder = path if path.is_dir() else path.parent
-    file = path / "tokenizer.json" if path.is_dir() else path
+    folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
     if not path.exists():
         raise UserError(f"no tokenizer at {path}: give a folder with tokenizer.json, or train one with dlm-tokenizer")
     if not file.is_file():
@@ -217,7 +202,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def has_vocabulary(folder: Path) -> bool:
     """Whether a folder holds what a tokenizer can be made of; tokenizer_config.json alone is not that."""
-    return any(True for pattern in VOCABULARIES for _ in folder.glob(pattern))
+    return any(any(folder.glob(pattern)) for pattern in VOCABULARIES)
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -225,18 +210,17 @@ def _settings(folder: Path) -> dict[str, Any]:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         read = {key: value for key, value in read_object(folder / name).items() if value is not None}
         for key, value in read.items():
-            if key in NAMES and not isinstance(value["content"] if _has_content(value) else value, str):
+            if key in NAMES and not isinstance(_text(value), str):
                 raise UserError(f"{folder / name}: {key} = {reprlib.repr(value)} should be a token's text")
         merged.update(read)
-    template = folder / "chat_template.jinja"
-    if template.is_file():
+    if (template := folder / "chat_template.jinja").is_file():
         merged["chat_template"] = chat.read_template(template)
     return merged
 
 
-def _has_content(value: Any) -> bool:
-    """Whether it is a token as transformers writes it out: {"content": …, "lstrip": …}."""
-    return isinstance(value, dict) and "content" in value
+def _text(value: Any) -> Any:
+    """A special token's text, which folders give as it is or as {"content": …, "lstrip": …}."""
+    return value.get("content") if isinstance(value, dict) else value
 
 
 def _from_transformers(folder: Path) -> Tokenizer:
@@ -257,14 +241,10 @@ def _from_transformers(folder: Path) -> Tokenizer:
             str(folder), tokenizer_type=known, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # Rust and protobuf have exceptions of their own, and a converter any other
-        if "trust_remote_code" in str(error):
-            raise UserError(own_code) from error
+        why = f"transformers cannot read the tokenizer in {folder}: {error or type(error).__name__}"
+        raise UserError(own_code if "trust_remote_code" in str(error) else why) from error
+    if (backend := getattr(slow, "backend_tokenizer", None)) is None:
         raise UserError(
-            f"transformers cannot read the tokenizer in {folder}: {error or type(error).__name__}"
-        ) from error
-    backend = getattr(slow, "backend_tokenizer", None)
-    if backend is None:
-        raise UserError(
-            f"the tokenizer in {folder} has no fast form; convert it to tokenizer.json with transformers first"
+            f"the tokenizer in {folder} has no fast form: convert it to tokenizer.json by transformers first"
         )
     return Tokenizer(backend, settings, folder)

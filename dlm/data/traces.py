@@ -40,8 +40,7 @@ def trace_table(config: DataConfig, tokenizer: Tokenizer, split: str) -> TokenTa
 def document_of(trace: Trace) -> Document | None:
     """Its final canvas, up to the first position that was never filled; None where nothing was generated before that.
 
-    What a decoder wrote behind end-of-text in the same block is there as well: the tokens before it were chosen in its
-    sight.
+    It includes what a decoder wrote behind end-of-text in the same block, which the tokens before it attended to.
     """
     empty = np.flatnonzero(trace.tokens == trace.mask_id)
     kept = slice(0, empty[0] if len(empty) else trace.length)

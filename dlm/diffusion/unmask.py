@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
+import numpy as np
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -215,9 +216,21 @@ def _first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[
     """The `count` best of each row."""
     import torch
 
+    if score.device.type == "cpu" and score.dtype == torch.float32:  # numpy's calls take a third of torch's time
+        return _first_on_host(score.numpy(), masked.numpy(), count.tolist())
     _, order = _ranked(score, masked)
     taken = torch.arange(score.shape[-1], device=score.device) < count[:, None]
-    return _unsorted(taken, order) & masked
+    return torch.zeros_like(masked).scatter(-1, order, taken) & masked
+
+
+def _first_on_host(score: np.ndarray, masked: np.ndarray, count: list[int]) -> Tensor:
+    import torch
+
+    order = np.argsort(np.where(masked, -score, np.inf), axis=-1, kind="stable")
+    taken = np.zeros_like(masked)
+    for row, positions, most in zip(taken, order, count, strict=True):
+        row[positions[:most]] = True
+    return torch.from_numpy(taken & masked)
 
 
 def best(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"]) -> Bool[Tensor, "b l"]:

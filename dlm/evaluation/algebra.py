@@ -23,25 +23,15 @@ MEMORY = 2**31  # bytes it may take
 LONGEST = 2000  # characters of an answer
 
 HIGH = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-LETTERS = str.maketrans(
-    {
-        "−": "-",
-        "–": "-",
-        "×": "\\times ",
-        "·": "\\cdot ",
-        "÷": "/",
-        "⁄": "/",
-        "π": "\\pi ",
-        "∞": "\\infty ",
-        "∪": "\\cup ",
-        "±": "\\pm ",
-        "≤": "\\le ",
-        "≥": "\\ge ",
-        "°": "^\\circ ",
-    }
-)
+SIGNS = str.maketrans("−–÷⁄", "--//") | str.maketrans({"×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty "})
+SIGNS |= str.maketrans({"∪": "\\cup ", "±": "\\pm ", "≤": "\\le ", "≥": "\\ge ", "°": "^\\circ "})
 THOUSANDS = re.compile(r"(?<![\w.,(\[])(?<!\\\{)(\d{1,3}(?:,\d{3})+)(?![\d,])")
 UNIT = re.compile(r"\\(?:text|mathrm|mbox|rm)|[\d}]\s+[A-Za-z]")
+NAMED = re.compile(r"^\s*\\?\w+\s*=\s*")
+WORDS = re.compile(
+    r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{\s*([^\W\d_][^\W\d_ '’-]*(?:[ '’-]+[^\W\d_]+)*)[\s.]*\}"
+    r"(?:\s*\\(?:text|mathrm|mbox)\s*\{\s*(?:[kcm]?m|k?g|s|feet|inches|miles|hours|minutes|seconds|degrees|dollars|units)\s*\})?"
+)
 BASE = re.compile(r"\d\s*_\s*\{?(\d+)")
 
 
@@ -52,6 +42,11 @@ def same(answer: str, gold: str) -> bool:
     answer, gold = spelled(answer), spelled(gold)
     if _squeezed(answer) == _squeezed(gold):
         return True
+    if (words := _words(gold)) and words == (_words(answer) or NAMED.sub("", answer).strip(" .").casefold()):
+        return True
+    (ordered, items), (gold_ordered, gold_items) = _items(answer), _items(gold)
+    if ordered != gold_ordered and min(len(items), len(gold_items)) > 1:  # math-verify takes a list for a set
+        return len(items) == len(gold_items) and all(map(same, items, gold_items))
     bases = [BASE.search(text) for text in (answer, gold)]
     if bases[0] and bases[1] and bases[0][1] != bases[1][1]:  # math-verify reads 2516_7 as 2516
         return False
@@ -62,7 +57,7 @@ def spelled(text: str) -> str:
     """Unicode's signs and thousands' commas as LaTeX that math-verify reads."""
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: "^{" + found[0].translate(HIGH) + "}", text)
     text = re.sub("[¼½¾⅓⅔⅕⅛]", lambda found: " " + unicodedata.normalize("NFKC", found[0]), text)
-    text = unicodedata.normalize("NFKC", text).translate(LETTERS).strip()
+    text = unicodedata.normalize("NFKC", text).translate(SIGNS).strip()
     return THOUSANDS.sub(lambda found: found[0].replace(",", ""), re.sub(r",\s*\\!\s*", ",", text))
 
 
@@ -71,6 +66,29 @@ def _squeezed(text: str) -> str:
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"\s+|^\((?=\w\)$)|(?<=^\(\w)\)$|[.]$", "", text)
     return text.casefold() if text.isalpha() and len(text) > 1 else text
+
+
+def _words(text: str) -> str:
+    """The words of an answer in \\text, without `x =` before and a unit behind; empty where it is anything else."""
+    found = WORDS.fullmatch(NAMED.sub("", text).strip())
+    return found[1].casefold() if found else ""
+
+
+def _items(text: str) -> tuple[bool, list[str]]:
+    """Whether brackets keep the order of a list, as a tuple's do, and what stands between its commas."""
+    text = re.sub(r"\\(?:left|right|[!,;])|\.$", "", NAMED.sub("", text)).strip()
+    ordered = text[:1] in ("(", "[") and text[-1:] in (")", "]")
+    inside = text[1:-1] if ordered else re.sub(r"^\\\{|\\\}$", "", text)
+    depth, items = 0, [""]
+    for sign in inside:
+        depth += (sign in "([{") - (sign in ")]}")
+        if depth < 0:  # (1,2) and (3,4): the first bracket is not the last one's
+            return False, [text]
+        if sign == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += sign
+    return ordered, items
 
 
 class _Checker:
@@ -127,7 +145,7 @@ def serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def read(text: str) -> list[Any]:
-        # As LaTeX only: its reader of plain expressions runs `eval`. Where no unit is in sight, 2ab is not 2 "ab".
+        # As LaTeX only: its reader of plain expressions runs `eval`. Without a unit, 2ab is not 2 "ab".
         looks = NormalizationConfig(units=UNIT.search(text) is not None, malformed_operators=True, nits=True)
         return parse(f"${text}$", [LatexExtractionConfig(normalization_config=looks)], parsing_timeout=0)
 

@@ -1,4 +1,4 @@
-"""The model card: how a run went and what was measured, as Markdown. Measures nothing, and states no figure it was not given."""
+"""The model card: how a run went and what was measured, as Markdown. It states only figures it is given."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from dlm.fields import NOTHING
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A training run, as its folder tells of it."""
+    """A training run, read from its folder."""
 
     steps: int
     tokens: int

@@ -148,7 +148,7 @@ def window(lm: "LM", task: LineTask, length: int, hole: Hole) -> Window:
     """The hole with its surroundings, `length` tokens at most: half on either side, more where one side is short.
 
     Tokenizers join a line break with the indentation after it. So where a task leaves the indentation to the model
-    (HumanEval's do), the hole begins with that line break; nothing of it is told but that a new line begins.
+    (HumanEval's do), the hole begins with that line break; the model is given only that a new line begins.
     """
     tokenizer = lm.require_tokenizer()
     prefix, line = task.prefix, task.line

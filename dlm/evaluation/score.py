@@ -61,7 +61,6 @@ def score(
     Raises UserError for what is no text, and for a text longer than the model's context.
     """
     require_lm(lm, "score()")
-    require_lm(lm, "score()")
     for name, value, least in (("draws", draws, 2), ("batch_size", batch_size, 1)):
         if value < least:
             why = ": one draw has no standard error" if name == "draws" else ""
@@ -146,7 +145,7 @@ def _tokens(lm: LM, context: str, text: str, where: str) -> tuple[list[int], lis
 def _encode(lm: LM, text: str) -> list[int]:
     """Ids of a text; what is spelt like the mask is text."""
     tokenizer = lm.require_tokenizer()
-    ids, mask = tokenizer.encode(text), tokenizer.backend_token(lm.mask_id)
+    ids, mask = tokenizer.encode(text), tokenizer.backend.id_to_token(lm.mask_id)
     if mask is None or lm.mask_id not in ids:
         return ids
     first, *rest = (tokenizer.encode(part) for part in text.split(mask))

@@ -22,7 +22,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Grade:
-    """The verdict on one answer; `score` is 0 or 1 where a task knows nothing half right."""
+    """The verdict on one answer; `score` is 0 or 1 unless a task grades half-right answers."""
 
     correct: bool
     score: float

@@ -11,6 +11,7 @@ import torch
 from dlm.diffusion.choose import BrokenLogits
 from dlm.inference.canvas import Decision
 from dlm.inference.config import EngineConfig
+from dlm.inference.decoding import Decoding
 from dlm.inference.events import Event, Log, Stats, step_events
 from dlm.inference.pages import PagePool
 from dlm.inference.recording import finish, note
@@ -42,8 +43,11 @@ class Batch:
         self.news: deque[Event] = deque()
         self.arrivals = self.finished = self.tokens = 0
 
-    def strategy(self, name: str) -> Strategy:
-        """The one object of that strategy."""
+    def strategy_of(self, decoding: Decoding) -> Strategy:
+        """The one object of the request's strategy. Holes have their own, unless another one than the usual is named."""
+        name = decoding.settings.strategy
+        if decoding.request.holes and name in ("block", "multi_block"):
+            name = "infilling"
         if name not in self.strategies:
             self.strategies[name] = STRATEGIES[name](self.lm, self.pool)
         return self.strategies[name]
@@ -78,7 +82,7 @@ class Batch:
         """One forward for all requests whose turn it is, and what follows from it."""
         now = time.monotonic()
         for seq in [seq for seq in self.timed if seq.deadline is not None and seq.deadline < now]:
-            self.fail(seq, f"it was not finished within its deadline, {seq.deadline - seq.times.queued:g} s")
+            self.fail(seq, f"it was not finished within its deadline, {(seq.deadline or 0) - seq.times.queued:g} s")
         if not self.scheduler.has_work:
             return
         with torch.inference_mode():

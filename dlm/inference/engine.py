@@ -114,9 +114,40 @@ class Engine:
         *,
         deadline: float | None = None,
         confidence: bool = False,
+        log: Log | None = None,
     ) -> str:
-        """`add_request` for what is already checked; `meta` goes into its trace, `script` may change its decisions."""
-        return self._submit(decoding, script, meta or {}, deadline, confidence, Log()).request_id
+        """`add_request` for what is already checked.
+
+        `meta` goes into its trace, `script` may change its decisions, and `log` gets its events.
+        """
+        strategy, text = self.batch.strategy_of(decoding), TextStream(self.lm, decoding.stop_texts)
+        log = log or Log()
+        seq = Sequence(decoding, text, self.lm.config, self.config, strategy, script=script, log=log)
+        if confidence:
+            seq.watch_confidence()
+        if not seq.done:
+            self.batch.scheduler.require_fit(seq)
+        name = seq.request_id
+        with HeldInterrupts(), self.owner.left:
+            if self.closed:
+                raise UserError("this engine is closed: make a new one")
+            if name in self.batch.sequences:
+                raise UserError(f"request id {name!r} is already under way: give each request its own")
+            most, waiting = self.config.max_waiting, len(self.batch.scheduler.waiting) + len(self.owner.inbox)
+            if most is not None and waiting >= most:
+                raise Full(f"{waiting} requests are waiting, and max_waiting = {most}: come back later, or raise it")
+            if not self.batch.sequences:
+                self.batch.stepper.compute.check()
+            if self.recording is not None:
+                seq.listen(self.recording.begin(seq, meta or {}))  # raises where the store has a trace of that id
+            now = time.monotonic()
+            seq.number, self.batch.arrivals = self.batch.arrivals, self.batch.arrivals + 1
+            seq.times, seq.deadline = Times(queued=now), None if deadline is None else now + deadline
+            self.owner.inbox.append(lambda: self.batch.admit(seq))  # first: what is registered must not be forgotten
+            log.requests.append(seq)
+            self.batch.sequences[name] = seq
+            self.owner.settle()
+        return name
 
     def cancel(self, request_id: str) -> None:
         """End a request; it gives no further event. Its pages are free as soon as no step is running."""
@@ -229,29 +260,30 @@ class Engine:
         All or none are submitted. Ctrl-C ends them, and is raised as `Interrupted`, which holds what there is of them.
         """
         log = Log(private=True)
-        mine: list[Sequence] = []
         results: dict[str, Generation] = {}
-        told = 0
         try:
-            for decoding in decodings:
-                mine.append(self._submit(decoding, None, {}, None, False, log))  # noqa: PERF401 (kept when interrupted)
-            while len(results) < len(mine):
-                if told == len(log.events):
-                    self._turn()
-                for event in log.events[told:]:
-                    told += 1
-                    if event.error is not None:
-                        raise UserError(f"request {event.request_id!r}: {event.error}")
-                    if event.result is not None:
-                        results[event.request_id] = event.result
+            with HeldInterrupts() as held:  # once, and not at each step
+                for decoding in decodings:
+                    self.submit(decoding, log=log)
+                told = 0
+                while len(results) < len(decodings):
+                    if told == len(log.events):
+                        self._turn()
+                        held.deliver()
+                    for event in log.events[told:]:
+                        told += 1
+                        if event.error is not None:
+                            raise UserError(f"request {event.request_id!r}: {event.error}")
+                        if event.result is not None:
+                            results[event.request_id] = event.result
         except KeyboardInterrupt:
             results |= {event.request_id: event.result for event in log.events if event.result is not None}
-            so_far = (results.get(seq.request_id) or self._so_far(seq) for seq in mine)
+            so_far = (results.get(seq.request_id) or self._so_far(seq) for seq in log.requests)
             raise Interrupted([result for result in so_far if result is not None]) from None
         finally:
             for name in [name for name, seq in list(self.batch.sequences.items()) if seq.log is log]:
                 self.cancel(name)
-        return [results[seq.request_id] for seq in mine]
+        return [results[seq.request_id] for seq in log.requests]
 
     def stats(self) -> Stats:
         """What the engine has done so far, and what it holds now."""
@@ -261,43 +293,6 @@ class Engine:
         self.batch.reload()
         if isinstance(self.recording, Recording):
             self.recording.renew()
-
-    def _submit(
-        self,
-        decoding: Decoding,
-        script: Script | None,
-        meta: Mapping[str, Any],
-        deadline: float | None,
-        confidence: bool,
-        log: Log,
-    ) -> Sequence:
-        strategy = self.batch.strategy("infilling" if decoding.request.holes else decoding.settings.strategy)
-        text = TextStream(self.lm, decoding.stop_texts)
-        seq = Sequence(decoding, text, self.lm.config, self.config, strategy, script=script, log=log)
-        if confidence:
-            seq.watch_confidence()
-        if not seq.done:
-            self.batch.scheduler.require_fit(seq)
-        name = seq.request_id
-        with HeldInterrupts(), self.owner.left:
-            if self.closed:
-                raise UserError("this engine is closed: make a new one")
-            if name in self.batch.sequences:
-                raise UserError(f"request id {name!r} is already under way: give each request its own")
-            most, waiting = self.config.max_waiting, len(self.batch.scheduler.waiting) + len(self.owner.inbox)
-            if most is not None and waiting >= most:
-                raise Full(f"{waiting} requests are waiting, and max_waiting = {most}: come back later, or raise it")
-            if not self.batch.sequences:
-                self.batch.stepper.compute.check()
-            if self.recording is not None:
-                seq.listen(self.recording.begin(seq, meta))  # raises where the store has a trace of that id
-            now = time.monotonic()
-            seq.number, self.batch.arrivals = self.batch.arrivals, self.batch.arrivals + 1
-            seq.times, seq.deadline = Times(queued=now), None if deadline is None else now + deadline
-            self.owner.inbox.append(lambda: self.batch.admit(seq))  # first: what is registered must not be forgotten
-            self.batch.sequences[name] = seq
-            self.owner.settle()
-        return seq
 
     def _under_way(self, name: str) -> Sequence:
         if name not in self.batch.sequences:

@@ -49,8 +49,9 @@ class Event:
 
 @dataclass(eq=False)
 class Log:
-    """All events of a request so far, for whoever follows it."""
+    """All events of a request so far, or of several, for whoever follows them."""
 
+    requests: "list[Sequence]" = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     private: bool = False
     """Whether its events are told to its follower alone."""

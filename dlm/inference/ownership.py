@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import ClassVar
 
 from dlm.errors import UserError
 
@@ -161,26 +162,35 @@ class HeldInterrupts:
     State that a step changes is so whole whenever a KeyboardInterrupt is raised. Only the main thread gets signals.
     """
 
+    holder: "ClassVar[HeldInterrupts | None]" = None
+    """The outermost one that is entered: those inside it do nothing."""
+
     def __init__(self) -> None:
         self.came: tuple[int, FrameType | None] | None = None
-        self.before: Callable[[int, FrameType | None], object] | None = None
+        self.before: Callable[[int, FrameType | None], object] = signal.default_int_handler
 
     def __enter__(self) -> "HeldInterrupts":
-        if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-            if callable(before) and not isinstance(getattr(before, "__self__", None), HeldInterrupts):
-                self.before = before
-                signal.signal(signal.SIGINT, self._hold)
+        if HeldInterrupts.holder is None and threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGINT, self._hold)
+            if callable(before):
+                self.before, HeldInterrupts.holder = before, self
+            else:
+                signal.signal(signal.SIGINT, before)  # ignored, or not Python's: it stays so
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)  # type: ignore[arg-type]
-            if self.came is not None:
-                self.before(*self.came)
+        if HeldInterrupts.holder is self:
+            signal.signal(signal.SIGINT, self.before)
+            HeldInterrupts.holder = None
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Let a Ctrl-C that waits come through now."""
+        came, self.came = self.came, None
+        if came is not None:
+            self.before(*came)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        assert self.before is not None
         if self.came is None:
             self.came = number, frame
         else:

@@ -71,9 +71,14 @@ class Path:
 
     def takes(self, x: Tensor) -> bool:
         """Whether it computes on this tensor. C reads its memory: no gradient, and of torch's own kind."""
-        if self.name == "c" and (torch.is_grad_enabled() or type(x) not in (Tensor, torch.nn.Parameter)):
-            return False
-        return self.missing(x.device, x.dtype) is None
+        return self._reads(x) and self.missing(x.device, x.dtype) is None
+
+    def goes_on(self, x: Tensor) -> bool:
+        """The same for a path that was found to be there: what a step asks many times is looked up once."""
+        return self._reads(x) and _there(self.name, x.device, x.dtype)
+
+    def _reads(self, x: Tensor) -> bool:
+        return self.name != "c" or (not torch.is_grad_enabled() and type(x) in (Tensor, torch.nn.Parameter))
 
     def kernel(self, name: str) -> Any:
         """The function of that name."""
@@ -129,9 +134,14 @@ def computing_with(path: Path) -> Iterator[None]:
 
 def path_of(x: Tensor) -> Path:
     """The path that computes on x: the one of `computing_with`, elsewhere the first that takes it; torch takes all."""
-    named = _named.get()
-    candidates = PATHS.values() if named is None else (named,)
-    return next((path for path in candidates if path.takes(x)), PATHS["torch"])
+    if (named := _named.get()) is not None:
+        return named if named.goes_on(x) else PATHS["torch"]
+    return next(path for path in PATHS.values() if path.takes(x))
+
+
+@cache
+def _there(name: str, device: torch.device, dtype: torch.dtype) -> bool:
+    return PATHS[name].missing(device, dtype) is None
 
 
 def described(dtype: torch.dtype = torch.float32, threads: int | None = None, kernels: str = "auto") -> str:

@@ -1,4 +1,4 @@
-"""Samples of data made requests for a teacher: prompts to answer, or responses to put into an order. Decodes nothing."""
+"""Samples of data as requests for a teacher: prompts to answer, or responses to put into an order."""
 
 import json
 from dataclasses import dataclass, replace
@@ -30,9 +30,8 @@ class Given:
         return True
 
     def decision(self, seq: Sequence, proposed: Decision) -> Decision:
-        return replace(
-            proposed, token=self.canvas[seq.canvas.columns]
-        )  # nothing is committed in a gap, wherever it points
+        # Nothing is committed in a gap, wherever it points.
+        return replace(proposed, token=self.canvas[seq.canvas.columns])
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,12 @@ class Tasks:
         self.limit = s.max_gen_length if s.gen_length == "auto" else s.gen_length
         plan = Plan(config=lm.config, block_length=s.block_length)
         self.block_length = plan.length_of_block(None if s.gen_length == "auto" else s.gen_length)
-        told = {
+        settings = {
             "weights": weights_digest(lm.network),
             "sampler": s.model_dump(exclude={"num_samples"}),
             "engine": config.engine.model_dump(include={"cache", "refresh_interval", "cache_delay"}),
         }
-        self.told = blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16)
+        self.identity = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
 
     def of(self, sample: Sample) -> list[Task]:
         """One task, or num_samples of them; none where the text ends within its prompt."""
@@ -121,6 +120,6 @@ class Tasks:
         return blocks * (s.steps if s.gen_length == "auto" else max(1, s.steps * self.block_length // s.gen_length))
 
     def _names(self, *parts: ndarray) -> dict[str, Any]:
-        told = self.told.copy()
-        told.update(json.dumps([part.tolist() for part in parts]).encode())
-        return {"request_ids": [f"trajectory-{told.hexdigest()}"], "where": "[sampler]"}
+        name = self.identity.copy()
+        name.update(json.dumps([part.tolist() for part in parts]).encode())
+        return {"request_ids": [f"trajectory-{name.hexdigest()}"], "where": "[sampler]"}

@@ -1,4 +1,4 @@
-"""Trajectories: a teacher decodes prompts, or given responses in an order of its own, into a trace store. Trains nothing."""
+"""Trajectories: a teacher decodes prompts, or given responses in an order of its own, into a trace store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,17 +1,14 @@
 """Puzzles with exactly one solution: random grids, digging, splits that share no puzzle, a pool kept on disk."""
 
-import os
 import zlib
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from dlm.atomic import replacing
+from dlm.atomic import cache_folder, replacing
 from dlm.errors import UserError
 from dlm.sudoku.solver import Grid, State, follows_rules, givens_of, search
-
-Progress = Callable[[int, int], None]  # (done, total)
 
 SPLITS = {"train": 0, "heldout": 1}
 MAX_EMPTY = 60  # most grids can be dug to 55-58 holes; 60 already takes hundreds of tries
@@ -108,10 +105,6 @@ def generate_puzzles(
     return pairs[:, 0], pairs[:, 1]
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlm"
-
-
 def _read_pool(path: Path) -> Grid:
     """Base puzzles (n, 2, 81) from `path`, none if the file is missing or not what this code would have written."""
     try:
@@ -123,9 +116,7 @@ def _read_pool(path: Path) -> Grid:
     return pool if sound else np.empty((0, 2, 81), np.int8)
 
 
-def base_puzzles(
-    size: int = 2000, split: str = "train", seed: int = 0, folder: Path | None = None, progress: Progress | None = None
-) -> Grid:
+def base_puzzles(size: int = 2000, split: str = "train", seed: int = 0, folder: Path | None = None) -> Grid:
     """(size, 2, 81): minimal puzzles and their solutions. A smaller pool is a prefix of a larger one; kept on disk."""
     _check_split(split)
     path = (folder or cache_folder()) / f"sudoku-v{POOL_VERSION}-{split}-{seed}.npy"
@@ -135,13 +126,9 @@ def base_puzzles(
     fresh = np.empty((size - len(pool), 2, 81), np.int8)
     for i in range(len(fresh)):
         fresh[i] = make_puzzle(addressed(seed, 0, split, len(pool) + i), None, split)
-        if progress is not None:
-            progress(len(pool) + i + 1, size)
     pool = np.concatenate([pool, fresh])
-    try:  # a cache that cannot be written costs only time
+    with suppress(OSError):  # a cache that cannot be written costs only time
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, pool)
-    except OSError:
-        pass
     return pool

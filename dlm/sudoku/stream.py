@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import UserError
-from dlm.sudoku.puzzles import Progress, addressed, base_puzzles
+from dlm.sudoku.puzzles import addressed, base_puzzles
 from dlm.sudoku.solver import Grid
 
 BLOCK = 256  # samples are drawn this many at a time, which makes each cost microseconds
@@ -47,26 +47,24 @@ class SudokuStream:
         split: str = "train",
         empty: tuple[int, int] = (20, 60),
         pool_size: int = 2000,
-        pool_seed: int = 0,
         folder: Path | None = None,
-        progress: Progress | None = None,
     ) -> None:
         if not 1 <= empty[0] <= empty[1] <= 81:
             raise UserError(f"{empty=}: give a range within 1 to 81 empty cells, smaller first")
         if pool_size < 1:
             raise UserError(f"{pool_size=}: a sudoku pool needs at least one base puzzle")
         self.seed, self.split, self.empty = seed, split, empty
-        self.pool = base_puzzles(pool_size, split, pool_seed, folder, progress)
+        self.pool = base_puzzles(pool_size, split, folder=folder)
         self._next = 0
         self._block: tuple[int, NDArray[np.int32], NDArray[np.bool_]] | None = None
 
     def _draw(self, block: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         rng = addressed(self.seed, 2, self.split, block)
         pairs = scramble(rng, self.pool[rng.integers(len(self.pool), size=BLOCK)])
-        wanted = rng.integers(self.empty[0], self.empty[1] + 1, size=(BLOCK, 1))
+        holes = rng.integers(self.empty[0], self.empty[1] + 1, size=(BLOCK, 1))
         luck = rng.random((BLOCK, 81)) + (pairs[:, 0] > 0)  # holes of the base puzzle come first, in random order
         rank = np.argsort(np.argsort(luck, axis=1), axis=1)
-        return pairs[:, 1].astype(np.int32), (rank >= wanted) | (pairs[:, 0] > 0)
+        return pairs[:, 1].astype(np.int32), (rank >= holes) | (pairs[:, 0] > 0)
 
     def sample(self, index: int) -> dict[str, Any]:
         block, row = divmod(index, BLOCK)

@@ -107,7 +107,7 @@ def from_events(
     own: Mapping[str, Any] | None = None,
     context: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """The trace of a canvas and what befell it: rows step, position, kind, token, in the order they happened.
+    """The trace of a first canvas and its events: rows step, position, kind, token, in the order they happened.
 
     `growth` is (step, length) where the canvas became longer, (-1, length) first. `confidence` (n,) and `topk`, tokens
     and logits (n, k), go with the events. Raises UserError where an event contradicts the canvas.

@@ -55,7 +55,7 @@ def encode(trace: Trace, dictionary: zstandard.ZstdCompressionDict | None = None
     frames = {form: compressor.compress(data) for form, data in contents.items()}
     best = min(frames, key=lambda form: len(frames[form]) * (1 if form else PACKED_COST))
     proof = digest(trace)
-    # Better to hear now that a trace contradicts itself than when it is read.
+    # A trace that contradicts itself is refused here, not when it is read.
     if digest(_parse(contents[best], trace.request_id, trace.context)) != proof:
         raise UserError(f"trace {trace.request_id[:60]!r}: it contradicts itself, and would not come back as it is")
     return bytes((FORMAT,)) + proof + frames[best]
@@ -81,7 +81,7 @@ def decode(
 
 
 def dictionary_of(record: bytes) -> int:
-    """The number of the dictionary a record needs, told by its first bytes; 0 for none, and for what is no record."""
+    """The number of the dictionary that a record's first bytes name; 0 for none, and for bytes that are no record."""
     try:
         return zstandard.get_frame_parameters(record[HEAD:]).dict_id
     except zstandard.ZstdError:
@@ -196,7 +196,7 @@ def _parse(data: bytes, request_id: str, context: Mapping[str, Any]) -> Trace:
 
 
 def _unfold(record: bytes, dictionary: Callable[[int], zstandard.ZstdCompressionDict | None] | None) -> bytes:
-    """The frame's content, after a look at its declared size."""
+    """The frame's content; refused unread where it declares too large a size."""
     if len(record) <= HEAD or record[0] != FORMAT:
         raise Broken(f"format {record[0] if record else 'none'}, this version reads {FORMAT}")
     frame = record[HEAD:]

@@ -25,7 +25,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """What distinguishes two traces."""
+    """How two traces differ."""
 
     a: Trace = field(repr=False)
     b: Trace = field(repr=False)
@@ -34,7 +34,7 @@ class Diff:
     counts: tuple[int, ...]
     """Positions that differ in each state, of the longer trace; a trace that is over stays as it ended."""
     facts: dict[str, tuple[Any, Any]]
-    """What is told of them differently."""
+    """Facts that differ, `ABSENT` where one has none; those of inner tables under dotted names."""
 
     @property
     def identical(self) -> bool:
@@ -77,7 +77,7 @@ def diff(a: Trace, b: Trace) -> Diff:
             position = int(unlike.argmax())
             tokens = (int(x[position]) if position < len(x) else None for x in (ours, theirs))
             first = Difference(step=k - 1, position=position, a=next(tokens), b=next(tokens))
-    return Diff(a=a, b=b, first=first, counts=tuple(counts), facts=_told(a.meta, b.meta))
+    return Diff(a=a, b=b, first=first, counts=tuple(counts), facts=_differing(a.meta, b.meta))
 
 
 def _state(trace: Trace, k: int) -> np.ndarray:
@@ -85,12 +85,10 @@ def _state(trace: Trace, k: int) -> np.ndarray:
     return trace.state(k)[: trace.length_at(k)]
 
 
-def _told(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Facts that differ, those of inner tables under dotted names."""
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     a, b = _flat(a), _flat(b)
-    return {
-        key: (a.get(key, ABSENT), b.get(key, ABSENT)) for key in {**a, **b} if a.get(key, ABSENT) != b.get(key, ABSENT)
-    }
+    pairs = {key: (a.get(key, ABSENT), b.get(key, ABSENT)) for key in {**a, **b}}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:

@@ -4,8 +4,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-KEEPABLE = ("tokens", "masks", "confidence", "topk", "digests")
-
 
 class TraceConfig(BaseModel):
     """What is kept of each request's denoising."""
@@ -39,7 +37,9 @@ class TraceConfig(BaseModel):
     @field_validator("keep")
     @classmethod
     def _known(cls, keep: str) -> str:
-        unknown = [name for name in keep.split("+") if name not in KEEPABLE]
+        from dlm.trace.record import KEEP
+
+        unknown = [name for name in keep.split("+") if name not in KEEP]
         if unknown:
-            raise ValueError(f'"{unknown[0]}" cannot be kept; known: {", ".join(KEEPABLE)}, joined by +')
+            raise ValueError(f'"{unknown[0]}" cannot be kept; known: {", ".join(KEEP)}, joined by +')
         return keep

@@ -1,10 +1,9 @@
-"""The database under a store: what is put into its tables and found there. Knows records as bytes, not what is in them."""
+"""The database under a store: what is put into its tables and found there. Records are bytes here."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import zstandard
 from dlm.errors import UserError
 from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of
 from dlm.trace.connection import Durability
-from dlm.trace.facts import DIGEST, NO_FACTS, Facts
+from dlm.trace.facts import Facts, proof
 from dlm.trace.session import Session, StoreError
 from dlm.trace.stored import Change, Entry, Row, Stored
 
@@ -180,12 +179,12 @@ class Database(Session):
         column = "facts" if what == "context" else "content"
         found = self.query(f"SELECT {column} FROM {table} WHERE {what} = ?", number)
         content = found[0][0] if found else None
-        if not isinstance(content, bytes) or blake2b(content, digest_size=DIGEST).digest() != digest:
+        if not isinstance(content, bytes) or proof(content) != digest:
             raise LookupError(f"{what} {number} is damaged")
         return content
 
     def _context_number(self, facts: bytes) -> int:
-        digest = blake2b(facts, digest_size=DIGEST).digest() if facts else NO_FACTS
+        digest = proof(facts)
         query = "SELECT context, facts IS ? FROM contexts WHERE digest = ?"
         known = self.sql.execute(query, (facts, digest)).fetchone()
         if known is not None:
@@ -199,13 +198,13 @@ class Database(Session):
     def _has_dictionary(self, dictionary: zstandard.ZstdCompressionDict) -> bool:
         """Whether the store has it, and whole."""
         query = "SELECT 1 FROM dictionaries WHERE dictionary = ? AND digest = ? AND content IS ?"
-        return bool(self.query(query, dictionary.dict_id(), _digest(dictionary), dictionary.as_bytes()))
+        return bool(self.query(query, dictionary.dict_id(), proof(dictionary.as_bytes()), dictionary.as_bytes()))
 
     def _require(self, dictionary: zstandard.ZstdCompressionDict | None, keep: bool) -> None:
         """See to it that the store has what records to come were written with. To be called in a transaction."""
         if dictionary is None or self._has_dictionary(dictionary):
             return
-        number, digest, content = dictionary.dict_id(), _digest(dictionary), dictionary.as_bytes()
+        number, digest, content = dictionary.dict_id(), proof(dictionary.as_bytes()), dictionary.as_bytes()
         found = self.query("SELECT digest FROM dictionaries WHERE dictionary = ?", number)
         if found == [(digest,)]:  # it was damaged
             self.query("UPDATE dictionaries SET content = ? WHERE dictionary = ?", content, number)
@@ -218,7 +217,3 @@ class Database(Session):
 
     def _one(self, query: str, *values: object) -> int:
         return self.sql.execute(query, values).fetchone()[0]
-
-
-def _digest(dictionary: zstandard.ZstdCompressionDict) -> bytes:
-    return blake2b(dictionary.as_bytes(), digest_size=DIGEST).digest()

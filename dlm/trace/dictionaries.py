@@ -81,7 +81,7 @@ def trained(traces: Iterable[Trace], number: int, size: int = SIZE) -> bytes:
 
 
 def given(dictionary: bytes | str | Path | bool | None) -> bytes | bool | None:
-    """What a store is told of its dictionary, a file read."""
+    """The bytes of the dictionary that a store was given, read where it is a file."""
     if not isinstance(dictionary, str | Path):
         return dictionary
     try:

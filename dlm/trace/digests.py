@@ -1,4 +1,4 @@
-"""Short proofs of long things: of a canvas, and of all that a trace says."""
+"""Digests of a canvas, and of a whole trace."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def digest_of(canvas: Int32[ndarray, " l"]) -> bytes:
-    """Eight bytes that tell a canvas from others."""
+    """A digest of eight bytes of a canvas."""
     return blake2b(np.ascontiguousarray(canvas, "<i4").tobytes(), digest_size=8).digest()
 
 
 def digest(trace: Trace) -> bytes:
-    """BLAKE2b-128 of all that a trace says, whatever form it is stored in."""
+    """BLAKE2b-128 of a trace's content; the same for every form it is stored in."""
     later, name, own = trace.later, trace.request_id.encode(), facts(trace.own)
     options = [trace.accepted, trace.confidence, trace.topk_tokens, trace.topk_logits]
     options = [option for option in options if option is not None]

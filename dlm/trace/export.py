@@ -50,7 +50,7 @@ def export(store: TraceStore, url: str, rows: int = ROWS) -> int:
             folder = f"{root}/day={day}"
             fs.makedirs(folder, exist_ok=True)
             final = f"{folder}/{some[0].at:016d}-{some[-1].at:016d}.parquet"
-            # Object stores show a file when it is whole; a file system is told to.
+            # Object stores show a file only when it is whole; in a file system a rename does that.
             temporary = f"{folder}/.{uuid.uuid4().hex}.tmp" if "file" in _protocols(fs) else final
             table = _table(list(map(store.decoded, some)))
             with fs.open(temporary, "wb") as file:
@@ -61,11 +61,11 @@ def export(store: TraceStore, url: str, rows: int = ROWS) -> int:
     return written
 
 
-def to_dataset(store: TraceStore, **wanted: Any) -> Dataset:
+def to_dataset(store: TraceStore, **criteria: Any) -> Dataset:
     """The traces that `find` finds, as a `datasets.Dataset` with the columns of `export`."""
     from datasets import Dataset
 
-    rows = store.find(**wanted)
+    rows = store.find(**criteria)
     return Dataset(_table([store[row.request_id] for row in rows]))
 
 
@@ -73,7 +73,7 @@ def row(trace: Trace) -> dict[str, Any]:
     """One trace as plain columns.
 
     `tokens` is the canvas at the end, `steps` the step each token was committed at, -1 if given or never: what
-    trajectory training reads. The first tokens and what befell them later are beside it where they say more.
+    trajectory training reads. Where tokens were revised, the first ones and the later events stand beside.
     """
     revised = len(trace.later) > 0
     confidence = trace.confidence

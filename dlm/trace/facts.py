@@ -8,12 +8,16 @@ from typing import Any
 
 from dlm.errors import UserError
 
-DIGEST = 16
-NO_FACTS = blake2b(b"", digest_size=DIGEST).digest()
+DIGEST = 16  # bytes
+
+
+def proof(data: bytes) -> bytes:
+    """BLAKE2b-128 of some bytes."""
+    return blake2b(data, digest_size=DIGEST).digest()
 
 
 class Facts(Mapping[str, Any]):
-    """A table that was read: the bytes it was read from, parsed when asked."""
+    """A table as the JSON it was read from, parsed on first use."""
 
     def __init__(self, data: bytes) -> None:
         self.json = data
@@ -25,7 +29,7 @@ class Facts(Mapping[str, Any]):
 
     @cached_property
     def digest(self) -> bytes:
-        return blake2b(self.json, digest_size=DIGEST).digest()
+        return proof(self.json)
 
     @cached_property
     def table(self) -> dict[str, Any]:
@@ -51,7 +55,7 @@ class Facts(Mapping[str, Any]):
 
 
 def facts(table: Mapping[str, Any]) -> bytes:
-    """A table as JSON, the same for equal tables; nothing for an empty one."""
+    """A table as JSON, the same bytes for equal tables; empty for an empty one."""
     if isinstance(table, Facts):
         return table.json
     if not table:
@@ -67,7 +71,7 @@ def facts_digest(table: Mapping[str, Any]) -> bytes:
     """BLAKE2b-128 of a table's JSON."""
     if isinstance(table, Facts):
         return table.digest
-    return blake2b(facts(table), digest_size=DIGEST).digest() if table else NO_FACTS
+    return proof(facts(table))
 
 
 def _plain(value: Any) -> Any:

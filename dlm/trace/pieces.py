@@ -1,4 +1,4 @@
-"""What tokens look like: the bytes of each id of a tokenizer."""
+"""The text of tokens: the bytes of each id of a tokenizer."""
 
 from __future__ import annotations
 

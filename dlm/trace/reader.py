@@ -1,17 +1,17 @@
-"""Traces read from a file, by id: found, checked, with what their tokens look like. Writes nothing."""
+"""Traces read from a store's file, by id: found, checked, and with the text of their tokens."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dlm.errors import UserError
 from dlm.trace.codec import CorruptTrace, decode
 from dlm.trace.database import FIRST, Database
+from dlm.trace.facts import proof
 from dlm.trace.stored import Row, Stored
 from dlm.trace.times import ticks
 from dlm.trace.trace import Trace
@@ -97,15 +97,15 @@ class TraceReader:
         A time is a datetime, seconds since 1970, an ISO date, or an age such as "7d", "12h", "30m".
         """
         self._settle()
-        wanted = ({} if model is None else {"model": model}) | facts
+        criteria = ({} if model is None else {"model": model}) | facts
         start, end = (None if time is None else ticks(time) for time in (since, until))
         start = FIRST if start is None else start
-        if not wanted:
+        if not criteria:
             return self.database.rows(start, end, newest)
 
         def found() -> list[Row]:
             rows = self.database.rows(start, end)
-            agree = {context: self._agrees(context, wanted) for context in {row.context for row in rows}}
+            agree = {context: self._agrees(context, criteria) for context in {row.context for row in rows}}
             return [row for row in rows if agree[row.context]]
 
         rows = self.database.read(found)
@@ -120,10 +120,10 @@ class TraceReader:
         return trace
 
     def pieces(self, tokenizer: str) -> Pieces | None:
-        """What tokens look like, if the store was told."""
+        """The text of each token of a tokenizer; None where the store does not have it."""
         if self._pieces.get(tokenizer) is None:
             found = self.database.query("SELECT digest, content FROM pieces WHERE tokenizer = ?", tokenizer)
-            if found and not _is(found[0][1], found[0][0]):
+            if found and not (isinstance(found[0][1], bytes) and proof(found[0][1]) == found[0][0]):
                 raise CorruptTrace(f"{self.path}: the pieces of tokenizer {tokenizer} are damaged")
             from dlm.trace.pieces import Pieces
 
@@ -133,12 +133,12 @@ class TraceReader:
     def _settle(self) -> None:
         """What is to be done before reading: nothing."""
 
-    def _agrees(self, context: int, wanted: Mapping[str, Any]) -> bool:
+    def _agrees(self, context: int, criteria: Mapping[str, Any]) -> bool:
         try:
             shared = self.database.facts(context)
         except LookupError:
             return False
-        return all(shared.get(key) == value for key, value in wanted.items())
+        return all(shared.get(key) == value for key, value in criteria.items())
 
     def _near(self, request_id: str) -> str:
         import difflib
@@ -163,7 +163,3 @@ def check_id(request_id: str) -> str:
     if size > MAX_ID:
         raise UserError(f"request id {request_id[:60]!r}…: {size} bytes are more than {MAX_ID}")
     return request_id
-
-
-def _is(content: Any, digest: Any) -> bool:
-    return isinstance(content, bytes) and blake2b(content, digest_size=16).digest() == digest

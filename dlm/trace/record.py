@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.trace.assemble import changes, from_events, from_map, mask_of
+from dlm.trace.assemble import changes, from_events, mask_of
 from dlm.trace.digests import digest_of
 from dlm.trace.events import GIVEN, MASK, NO_MASK, SET
 from dlm.trace.trace import Trace
@@ -23,11 +22,11 @@ Deliver = Callable[["Recorder"], object]
 
 
 class Recorder:
-    """Records one request. Use as a context: leaving it well delivers the trace, leaving it by an error drops it.
+    """Records one request, and puts its trace together when `trace()` is called.
 
-    `prompt` is what stands at the start of the canvas, masks in its holes included; `length` is that of the first
-    canvas, where masks follow; `topk` is how many of the likeliest tokens it is to be told. A sampler of ours calls `commit` with what changed, or `filled` once at the end; a foreign loop calls `step` with
-    its whole canvas. All of them only note: the trace is put together by who asks for it with `trace()`.
+    `prompt` is what stands at the start of the canvas, masks in its holes included; masks follow up to `length`. `topk` is
+    how many of the likeliest tokens it is given. Call `step` with each canvas, or `commit` with what each step changed;
+    then `finish` to deliver the trace, or `drop`.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class Recorder:
         self._deliver, self._closed = deliver, False
         self._events: list[tuple[int, Any, Any, Any, Any, Any]] = []
         self._canvases: list[ndarray] = []  # until the mask is known
-        self._map: tuple[Any, ...] | None = None
         self._digests: list[bytes] = []
 
     def commit(
@@ -82,10 +80,6 @@ class Recorder:
         if canvas is not None and "digests" in self.keep:
             self._digests.append(digest_of(row_of(canvas)))
 
-    def filled(self, tokens: Any, steps: Any, num_steps: int | None = None, confidence: Any = None) -> None:
-        """Note a whole request that was never revised: its final canvas, and each position's step (-1: given)."""
-        self._map = (tokens, steps, num_steps, confidence)
-
     def step(self, canvas: Any) -> None:
         """Note the canvas after one more step: (l,) ids, or (1, l). torch or numpy, on any device."""
         after = row_of(canvas).copy()
@@ -98,13 +92,6 @@ class Recorder:
 
     def trace(self) -> Trace:
         """The trace of what was noted."""
-        facts: dict[str, Any] = {"own": self.meta, "context": self.context}
-        if self._map is not None:
-            tokens, steps, num_steps, confidence = self._map
-            confidence = None if "confidence" not in self.keep or confidence is None else row_of(confidence, np.float16)
-            return from_map(
-                self.request_id, row_of(tokens), row_of(steps), self.mask_id, num_steps, confidence, **facts
-            )
         if self._canvases:
             self.mask_id = self._guess_mask()
             for canvas in self._canvases:
@@ -120,7 +107,8 @@ class Recorder:
             confidence=self._beside(4, np.float16) if "confidence" in self.keep else None,
             topk=self._topk() if "topk" in self.keep else None,
             digests=b"".join(self._digests),
-            **facts,
+            own=self.meta,
+            context=self.context,
         )
 
     def finish(self, **meta: Any) -> None:
@@ -135,17 +123,6 @@ class Recorder:
     def drop(self) -> None:
         """Deliver nothing."""
         self._closed = True
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.drop()
 
     def _compare(self, after: ndarray) -> None:
         """Note how the canvas differs from the one before."""
@@ -218,13 +195,13 @@ def plain(values: Any) -> ndarray:
     return np.asarray(values)
 
 
-def row_of(values: Any, kind: type = np.int32) -> ndarray:
-    """One row: (l,), or (1, l)."""
+def row_of(values: Any) -> ndarray:
+    """One row of ids: (l,), or (1, l)."""
     row = plain(values)
     row = row[0] if row.ndim == 2 and len(row) == 1 else row
     if row.ndim != 1:
         raise UserError(f"a recorder of one request takes (l,) or (1, l) ids, not {row.shape}")
-    return row.astype(kind, copy=False)
+    return row.astype(np.int32, copy=False)
 
 
 def check_keep(keep: Collection[str]) -> Sequence[str]:

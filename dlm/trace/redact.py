@@ -1,13 +1,13 @@
 """Traces without their prompts."""
 
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Literal
 
 import numpy as np
 
 from dlm.errors import UserError
 from dlm.trace.events import GIVEN, REDACTED, Later
+from dlm.trace.facts import proof
 from dlm.trace.trace import Trace
 
 Prompts = Literal["plain", "hash", "omit"]
@@ -29,7 +29,7 @@ def redacted(trace: Trace, how: Prompts) -> Trace:
     own["redacted"] = how
     if how == "hash":
         prompt = np.ascontiguousarray(trace.first_token[given], "<i4").tobytes()
-        own["prompt_digest"] = blake2b(prompt, digest_size=16).hexdigest()
+        own["prompt_digest"] = proof(prompt).hex()
     context = {key: value for key, value in trace.context.items() if key not in TELLING}
     kept = ~given[trace.later.position]
     rows = np.concatenate((np.ones(trace.length, bool), kept))
@@ -40,7 +40,7 @@ def redacted(trace: Trace, how: Prompts) -> Trace:
         confidence=None if trace.confidence is None else trace.confidence[rows],
         topk_tokens=None if trace.topk_tokens is None else trace.topk_tokens[rows],
         topk_logits=None if trace.topk_logits is None else trace.topk_logits[rows],
-        digests=b"",  # of whole canvases: they would tell the prompt to who can guess it
+        digests=b"",  # of whole canvases: a guessed prompt could be checked against them
         own=own,
         context=context,
     )

@@ -1,4 +1,4 @@
-"""One open file, its errors explained, its reading at one moment and its writing all or none."""
+"""One open file: errors explained, reads at one moment, writes all or none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADVICE = {
 
 
 class StoreError(UserError):
-    """SQLite could not do what was asked: a full disk, a damaged file."""
+    """SQLite failed: a full disk, a damaged file. The message says what to do."""
 
     def __init__(self, what: str, code: str = "") -> None:
         advice = next((text for start, text in ADVICE.items() if code.startswith(start)), "")

@@ -1,4 +1,4 @@
-"""Many traces in one file, found by id: what an engine, a loop or a reader holds."""
+"""Many traces in one file, found by id."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dlm.trace.batch import BatchRecorder
 from dlm.trace.connection import Durability
 from dlm.trace.database import Database
 from dlm.trace.dictionaries import SIZE, Dictionaries, given
+from dlm.trace.facts import proof
 from dlm.trace.reader import TraceReader, check_id, default_path
 from dlm.trace.record import Recorder, check_keep
 from dlm.trace.redact import Prompts, redacted
@@ -87,7 +88,7 @@ class TraceStore(TraceReader):
         )
         self._finalizer = weakref.finalize(self, self._writer.close)  # at the latest when Python exits
         forks.STORES.add(self)
-        self.database  # noqa: B018 a path that cannot be is told here, not at the first trace
+        self.database  # noqa: B018 a wrong path is an error here, not at the first trace
 
     @classmethod
     def of(cls, config: TraceConfig) -> TraceStore:
@@ -109,7 +110,7 @@ class TraceStore(TraceReader):
         """Record a denoising loop that is not ours: `with store.record(id, prompt=ids) as rec: rec.step(canvas)`.
 
         `prompt` is what stands before the loop: ids, or the whole canvas with its masks. Without `mask_id` the mask is
-        the token that positions change from. `meta` is told of this request; `context` of many, and is stored once.
+        the token that positions change from. `meta` are facts of this request, `context` those of many, which are stored once.
         """
         self._refuse_taken(request_id, overwrite)
         facts = {"mask_id": mask_id, "meta": meta, "context": context, "keep": keep, "overwrite": overwrite}
@@ -170,12 +171,12 @@ class TraceStore(TraceReader):
             self.add_pieces(tokenizer, Pieces.of_tokenizer(content))
 
     def add_pieces(self, tokenizer: str, pieces: Pieces) -> None:
-        """Keep what tokens look like, once for all traces whose facts name this `tokenizer` (its digest)."""
+        """Keep the text of tokens, once for all traces whose facts name this `tokenizer` (its digest)."""
         if self.pieces(tokenizer) is None:
             data = pieces.to_bytes()
             query = "INSERT INTO pieces VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
             with self.database.transaction():
-                self.database.query(query, tokenizer, blake2b(data, digest_size=16).digest(), data)
+                self.database.query(query, tokenizer, proof(data), data)
             self._pieces[tokenizer] = pieces
 
     # Keeping house
@@ -232,7 +233,7 @@ class TraceStore(TraceReader):
         return Recorder(name, prompt, keep=keep, topk=self.topk, deliver=deliver, **facts)
 
     def _refuse_taken(self, request_id: str, overwrite: bool) -> None:
-        """Tell of a used id before the work is done, not after."""
+        """Refuse a used id before the work is done, not after."""
         if not overwrite and (request_id in self._writer.underway or self.database.has(check_id(request_id))):
             raise taken(request_id)
 

@@ -8,7 +8,7 @@ from typing import Any
 from dlm.errors import UserError
 
 TICKS = 10_000  # a second
-FAR = 2**62  # ticks: what is further away is not told apart
+FAR = 2**62  # ticks: times beyond are cut to it
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 

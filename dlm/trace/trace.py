@@ -46,22 +46,22 @@ class Trace:
     digests: bytes = b""
     """Eight bytes a step: `digest_of` the canvas the sampler had."""
     own: Mapping[str, Any] = field(default_factory=dict)
-    """What is told of this request alone: seed, sample, parent."""
+    """Facts of this request alone: seed, sample, parent."""
     context: Mapping[str, Any] = field(default_factory=dict)
-    """What many requests share: model, sampler, versions; a store keeps it once."""
+    """Facts that many requests share: model, sampler, versions; a store keeps them once."""
     at: int = 0
     """Ticks of 0.1 ms since 1970 at which a store took it."""
     source: Callable[[str], Pieces | None] | None = None
-    """Who knows what the tokens of a tokenizer look like."""
+    """From a tokenizer's digest to its pieces."""
 
     @property
     def meta(self) -> dict[str, Any]:
-        """All that is told of the request."""
+        """All facts of the request."""
         return {**self.context, **self.own}
 
     @cached_property
     def pieces(self) -> Pieces | None:
-        """What tokens look like, where the store knows the tokenizer its facts name. May be set."""
+        """The text of each token, where the store knows the tokenizer that the facts name. May be set."""
         tokenizer = self.meta.get("tokenizer")
         return None if self.source is None or not isinstance(tokenizer, str) else self.source(tokenizer)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dlm.trace.trace import Trace
 
-MOST = 2**18  # tokens and events a browser is asked to show
+MOST = 2**18  # tokens and events of a page
 RUNNERS = 4  # of the likeliest tokens, shown on hover
 
 
@@ -32,7 +32,7 @@ def page(trace: Trace, other: Trace | None = None) -> str:
             raise UserError(f"trace {each.request_id[:60]!r}: {each.length} tokens are too many for a page ({MOST})")
     title = " / ".join(each.request_id[:80] for each in traces)
     # No `<` may reach a script element from data, nor a line separator that old parsers end a line at.
-    data = json.dumps([told(each) for each in traces], ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    data = json.dumps([described(each) for each in traces], ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     data = data.replace("<", "\\u003c")
     return _template().replace("{{title}}", html.escape(title)).replace("{{data}}", data)
 
@@ -53,8 +53,8 @@ def frame(trace: Trace) -> str:
     )
 
 
-def told(trace: Trace) -> dict[str, Any]:
-    """What the page knows of a trace, as plain values."""
+def described(trace: Trace) -> dict[str, Any]:
+    """A trace as the plain values that the page reads."""
     steps = np.where(trace.first_step == NEVER, trace.num_steps + 1, trace.first_step)
     later = zip(*(column.tolist() for column in trace._later_columns()), strict=True)
     used = set(trace.first_token.tolist()) | set(trace.later.token.tolist())

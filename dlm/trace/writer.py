@@ -37,7 +37,7 @@ class Task:
     overwrite: bool
     done: Future[None]
     awaited: bool
-    """Whether who put it waits for `done`, and so hears of its error."""
+    """Whether the caller waits for `done`, and so sees its error."""
 
 
 class Writer:
@@ -164,7 +164,7 @@ class Writer:
                 entries.append(Entry(trace.request_id, facts(trace.context), record, task.overwrite))
                 traces.append(trace)
                 encoded.append(task)
-            except Exception as error:  # a broken recording is its owner's to hear of, not the end of this thread
+            except Exception as error:  # raised for whoever put it, without ending this thread
                 self._finish([task], error)
         if not entries:
             return

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
+from dlm.atomic import sync
 from dlm.errors import UserError
 from dlm.training.digests import Digest, Name, differing, digests
 
@@ -120,15 +121,6 @@ def _seal(folder: Path, step: int, work: Path, keep_last: int) -> None:
     aside = [path for path in found(folder, ASIDE) if step_of(path) <= step]
     for old in [*found(folder)[keep_last:], *folder.glob(".writing-*"), *aside]:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or a folder's entries to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------

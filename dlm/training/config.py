@@ -1,21 +1,20 @@
 """Everything `dlm-train` reads, and the sections of the run itself. Must import without torch."""
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
 from dlm.data.config import DataConfig
 from dlm.models.config import ModelConfig
-from dlm.reading import Reader, Readers
+from dlm.reading import Reader
+from dlm.training.observing import CheckpointConfig, EvalConfig, LogConfig, ProfileConfig, WatchConfig
 from dlm.training.sections import (
     AdapterConfig,
     AlignConfig,
     ObjectiveConfig,
-    ProfileConfig,
     ReplayConfig,
     Section,
     TrainableConfig,
-    WatchConfig,
 )
 
 TEXT_TOKENIZER = "pico"
@@ -36,6 +35,15 @@ class GroupConfig(Section):
 
 class OptimConfig(Section):
     """Per-group optimiser settings; train.lr is the common factor."""
+
+    READERS = dict.fromkeys(
+        ("momentum", "ns_steps"),
+        Reader(
+            decides="hidden.algorithm",
+            where='with hidden.algorithm = "muon"',
+            reads=lambda o: o.hidden.algorithm == "muon",
+        ),
+    )
 
     freeze: tuple[str, ...] = Field(
         default=(), description="modules that are not trained, as lm_head, embed, mlp, layers.0, layers.*.attn"
@@ -109,40 +117,6 @@ class TrainSection(Section):
         default="float32", description="dtype of the final model"
     )
     resume: bool = Field(default=True, description="go on from the newest checkpoint in `out`, if there is one")
-
-
-class EvalConfig(Section):
-    """Validation by the likelihood bound, and samples to look at."""
-
-    every: int = Field(default=250, ge=0, description="steps between validations; 0: only at the end")
-    sequences: int = Field(default=64, ge=0, description="held-out sequences; 0: no validation")
-    draws: int = Field(default=4, ge=1, description="Monte Carlo draws a sequence")
-    batch_size: int = Field(default=16, ge=1, description="sequences a forward")
-    sample_every: int = Field(default=0, ge=0, description="steps between printed samples; 0: none")
-    prompts: tuple[str, ...] = Field(default=(), description="prompts of the samples; [MASK:n] marks holes")
-    gen_length: int = Field(default=32, ge=1, description="tokens a sample without holes")
-
-
-class CheckpointConfig(Section):
-    """Exactly resumable checkpoints: weights, optimiser, schedule, EMA and the position in the data."""
-
-    every: int = Field(default=500, ge=0, description="steps between checkpoints; 0: only when stopped by a signal")
-    keep_last: int = Field(default=2, ge=1, description="older ones are deleted")
-
-
-class LogConfig(Section):
-    """Where numbers go. metrics.jsonl in the run folder is always written."""
-
-    READERS: ClassVar[Readers] = {
-        "project": Reader(decides="trackers", where="with trackers", reads=lambda log: bool(log.trackers))
-    }
-
-    every: int = Field(default=10, ge=1, description="steps between lines")
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
-        default=(), description="accelerate's trackers to use as well"
-    )
-    project: str = Field(default="dlm", description="project name for the trackers")
-    progress: bool = Field(default=True, description="progress bar on a terminal")
 
 
 class TrainConfig(Section):

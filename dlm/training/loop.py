@@ -131,7 +131,7 @@ def save_final(run: Run, result: TrainResult) -> None:
     with run.averaged() as model:
         try:
             if model is not None:
-                if name := state.not_finite(model.network):
+                if name := state.not_finite(model.network.named_parameters()):
                     raise run.diverged(f"{name} is not finite")
                 with folder.writing(run.out):
                     model.save(run.config)

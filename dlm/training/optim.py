@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from dlm.errors import UserError
 from dlm.training.config import GroupConfig, OptimConfig, TrainSection
@@ -144,7 +143,7 @@ def build_optimizer(
 
 
 def lr_factor(step: int, config: TrainSection) -> float:
-    """Learning rate of optimiser step `step` (from 0) over the peak."""
+    """Learning rate of optimiser step `step` (from 0) over the peak: a warm-up, then what train.schedule says."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     if config.schedule == "constant":
@@ -155,8 +154,3 @@ def lr_factor(step: int, config: TrainSection) -> float:
     done = min(1.0, (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps))
     shape = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
     return config.min_lr_ratio + (1 - config.min_lr_ratio) * shape
-
-
-def build_schedule(optimizer: torch.optim.Optimizer, config: TrainSection) -> LambdaLR:
-    """Warm-up, then cosine, linear, constant or warm-up-stable-decay."""
-    return LambdaLR(optimizer, lambda step: lr_factor(step, config))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,8 @@ def trajectory(tokens: Sequence[str], steps: Sequence[int]) -> "Figure":
     image = axes.imshow(when.reshape(lines, ACROSS), cmap=STEPS, vmin=0, vmax=last, aspect="auto")
     for position, (token, step) in enumerate(zip(tokens, steps, strict=True)):
         colour = "white" if step < 0.55 * last else "black"
-        _text(axes, position % ACROSS, position // ACROSS, _short(token, 8), colour)
+        ink = {"color": colour, "ha": "center", "va": "center", "fontsize": 7, "family": "monospace"}
+        axes.text(position % ACROSS, position // ACROSS, _short(token, 8), parse_math=False, **ink)
     axes.set_xticks(range(ACROSS))
     axes.set_yticks(range(lines), [str(line * ACROSS) for line in range(lines)])
     axes.set(xlabel="token of the line", ylabel="tokens before it")
@@ -142,10 +143,6 @@ def _legend(figure: "Figure") -> None:
     kinds.append(Patch(color=GIVEN, label="given"))
     title = "Confidence in the most probable token of a held-out text"
     figure.legend(handles=kinds, loc="outside upper center", ncols=3, fontsize=8, title=title, frameon=False)
-
-
-def _text(axes: Any, x: float, y: float, text: str, colour: str) -> None:
-    axes.text(x, y, text, color=colour, ha="center", va="center", fontsize=7, family="monospace", parse_math=False)
 
 
 def _short(token: str, most: int) -> str:

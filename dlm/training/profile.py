@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 
 from dlm.errors import UserError
 from dlm.models.config import ModelConfig
-from dlm.training.sections import ProfileConfig
+from dlm.training.observing import ProfileConfig
 
 OFF: AbstractContextManager = nullcontext()
 WORDS: dict[str, dict[str, Any]] = {

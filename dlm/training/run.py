@@ -10,6 +10,7 @@ from zlib import crc32
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from torch.optim.lr_scheduler import LambdaLR
 
 from dlm.data.loader import BatchLoader
 from dlm.data.source import build_stream
@@ -18,7 +19,7 @@ from dlm.models.subnormals import subnormals_as_zeros
 from dlm.training import checkpoint, folder, processes, state, trainable
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
-from dlm.training.optim import build_optimizer, build_schedule, lr_factor
+from dlm.training.optim import build_optimizer, lr_factor
 from dlm.training.profile import Profile
 from dlm.training.rehearsal import RehearsalStream
 from dlm.training.trainable import Trainable
@@ -60,7 +61,7 @@ class Run:
         if t.compile:
             processes.check_compiler(a.device)
             self.model.compile(objective)
-        self.schedule = build_schedule(self.optimizer, t)
+        self.schedule = LambdaLR(self.optimizer, lambda step: lr_factor(step, t))
         self.whole = processes.Whole(a, self.model)
         self.objective, self.prepared = a.prepare(objective, self.optimizer)
         self.step, self.tokens, self.seconds = 0, 0, 0.0

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from dlm.config import nearest
 from dlm.reading import Reader, Readers, judged, unread
@@ -16,8 +16,9 @@ class Section(BaseModel):
     READERS: ClassVar[Readers] = {}
 
     @model_validator(mode="after")
-    def _all_read(self) -> Self:
-        if (problem := unread(self, self.READERS, judged(self, self.READERS))) is not None:
+    def _all_read(self, info: ValidationInfo) -> Self:
+        name = type(self).__name__.removesuffix("Config").lower()  # as it stands in `TrainConfig`
+        if (problem := unread(self, self.READERS, judged(self, self.READERS, info, name))) is not None:
             raise ValueError(problem)
         return self
 
@@ -146,41 +147,6 @@ class ReplayConfig(Section):
     start: int = Field(default=0, ge=0, description="steps before rows come again; they are kept from the first on")
 
 
-class WatchConfig(Section):
-    """[watch]: what a run shows beside its loss. It changes none of the numbers that a run computes."""
-
-    every: int = Field(
-        default=0,
-        ge=0,
-        description="steps between looks: gradient norm by group, loss by mask ratio, cosines, pictures, a sample; 0: none",
-    )
-    pictures: bool = Field(
-        default=True,
-        description="draw what is seen (needs the extra `plot`): for the trackers or, without any, into <out>/pictures",
-    )
-    epochs: bool = Field(
-        default=False, description="at each end of an epoch of the data: its throughput, and the bound"
-    )
-
-
-class ProfileConfig(Section):
-    """[profile]: where time and memory go. DLM_PROFILE=2,trace,memory in the environment says the same for one run."""
-
-    level: int = Field(
-        default=0,
-        ge=0,
-        le=3,
-        description="named ranges (NVTX on a GPU): 1 phases of a step; 2 and views, network, loss; 3 and layers; 0 none",
-    )
-    trace: bool = Field(
-        default=False, description="write a Chrome trace by torch.profiler into <out>/profile; names phases at least"
-    )
-    memory: bool = Field(default=False, description="write a CUDA memory snapshot into <out>/profile")
-    wait: int = Field(default=5, ge=0, description="steps before the profiler's warm-up")
-    warmup: int = Field(default=2, ge=0, description="steps of the profiler's warm-up, which are not in the trace")
-    active: int = Field(default=3, ge=1, description="steps in the trace; the memory snapshot is taken after the last")
-
-
 class AlignConfig(Section):
     """[align]: states of masked tokens drawn towards those that a frozen causal teacher has of the clean text
     (arXiv 2605.06885): weight * (1 - mean cosine) is added to the loss."""
@@ -235,6 +201,14 @@ class AlignConfig(Section):
 class AdapterConfig(Section):
     """[adapter]: train small matrices beside the model's own instead of the model (LoRA, arXiv 2106.09685)."""
 
+    READERS = {
+        **dict.fromkeys(
+            ("r", "alpha", "dropout", "targets", "merge"),
+            Reader(decides="kind", where='with kind = "lora" or "qlora"', reads=lambda a: a.kind != "none"),
+        ),
+        "double_quant": Reader(decides="kind", where='with kind = "qlora"', reads=lambda a: a.kind == "qlora"),
+    }
+
     kind: Literal["none", "lora", "qlora"] = Field(
         default="none", description="qlora: the model's own matrices in 4 bits (NF4; needs bitsandbytes)"
     )
@@ -246,20 +220,3 @@ class AdapterConfig(Section):
     )
     double_quant: bool = Field(default=True, description="kind = qlora: quantise the scales too")
     merge: bool = Field(default=False, description="also write the model with the adapter in it, into <out>/merged")
-
-    @model_validator(mode="after")
-    def _read_at_all(self) -> Self:
-        """Refuse settings that this kind does not read; `kind = "none"` in so many words may keep all defaults beside it."""
-        unread = ["double_quant"] if self.kind == "lora" else []
-        if self.kind == "none":
-            unread = [name for name in type(self).model_fields if name != "kind"]
-        for name in unread:
-            value, given = getattr(self, name), name in self.model_fields_set and "kind" not in self.model_fields_set
-            if given or value != type(self).model_fields[name].default:
-                shown = list(value) if isinstance(value, tuple) else value
-                if self.kind == "none":
-                    reason, kinds = 'adapter.kind = "none" trains all weights', '"lora" or "qlora"'
-                else:
-                    reason, kinds = f'adapter.kind = "{self.kind}" does not read it', '"qlora"'
-                raise ValueError(f"{name} = {shown!r}, but {reason}: set adapter.kind = {kinds}, or leave {name} out")
-        return self

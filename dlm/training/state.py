@@ -7,7 +7,7 @@ them: each step seeds them anew.
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,9 @@ STATE = "state.json"
 TUPLE, BYTES, PAIRS = "__tuple__", "__bytes__", "__pairs__"
 
 
-def not_finite(module: nn.Module) -> str | None:
-    """The name of a weight that has a NaN or an infinity."""
-    return _not_finite(dict(module.named_parameters()))
-
-
-def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    return next((name for name, tensor in tensors.items() if not rows_of(tensor)[0].isfinite().all()), None)
+def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The name of the first tensor that has a NaN or an infinity."""
+    return next((name for name, tensor in tensors if not rows_of(tensor)[0].isfinite().all()), None)
 
 
 class NotFinite(Exception):
@@ -46,7 +42,7 @@ def save(
     """
     partitions = zero.weights(a, module)
     groups, tensors = zero.optimizer_state(a, optimizer) if zero.is_zero(a) else _optimizer_state(module, optimizer)
-    if lost := not_finite(module) or _not_finite((partitions or {}) | tensors):
+    if lost := not_finite([*module.named_parameters(), *(partitions or {}).items(), *tensors.items()]):
         raise NotFinite(lost)
     save_part(folder, "model", a, module.state_dict() if partitions is None else partitions, partitions is not None)
     save_part(folder, "optimizer", a, tensors, zero.is_zero(a))

@@ -9,7 +9,7 @@ from dlm.inference.request import Generation
 
 
 class Clock:
-    """Time that passes only when it is told to."""
+    """Time that passes only when it is moved."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -44,13 +44,13 @@ class FakeEngine:
     room: int = 64
     says: str = "\\boxed{6}"
     waiting: list[tuple[str, Sequence[int], dict[str, Any], list[int]]] = field(default_factory=list)
-    told: list[dict[str, Any]] = field(default_factory=list)
+    settings: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
 
     def add_request(self, prompt: Sequence[int], *, request_id: str, **settings: Any) -> str:
         if prompt[0] == 99:
             raise UserError("it can never fit")
-        self.told.append(settings)
+        self.settings.append(settings)
         self.waiting.append((request_id, prompt, settings, []))
         return request_id
 

@@ -72,7 +72,7 @@ def test_without_vanilla_or_comparison(dataset):
     assert {"vanilla_llada", "comparison", "agreement"}.isdisjoint(found.values)
     assert (engines.caches, found.notes) == (["auto"], [])
     assert found.tables[0].headings.keys() == {"measure", "blockinfer"}
-    assert len(engines.made[0].told) == 3  # nothing was asked to warm up
+    assert len(engines.made[0].settings) == 3  # nothing was asked to warm up
 
 
 def test_settings_and_plain_decoding(dataset):
@@ -99,7 +99,7 @@ def test_sampler_settings_reach_the_engine(dataset):
     section = {"dataset": dataset, "max_tokens": 8, "sampler": {"top_k": 3}, "skip_vanilla": True, "compared": 0}
     engines = Engines()
     infer.measure(config(infer=section), text_lm(), lambda line: None, engines)
-    assert all(told["top_k"] == 3 for told in engines.made[0].told)
+    assert all(settings["top_k"] == 3 for settings in engines.made[0].settings)
 
 
 def test_a_chat_template_is_used_only_where_there_is_one():

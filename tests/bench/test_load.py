@@ -96,7 +96,7 @@ def test_a_refused_request_does_not_block_a_closed_loop():
 def test_settings_for_each_request():
     each = [{"gen_length": 2 * n, "block_length": 2} for n in (1, 3)]
     service, fake = run([[1], [1]], Together(), each)
-    assert fake.told == each
+    assert fake.settings == each
     assert [request.latency for request in service.served] == [1, 3]
 
 

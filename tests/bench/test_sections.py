@@ -60,9 +60,9 @@ def test_steps_of_a_pace():
     whole, multi = (
         options_of(task, strategy, "margin", {"tokens_per_step": 4})[0] for strategy in ("whole", "multi_block")
     )
-    told = {"rule": "margin", "infill": True}
-    assert whole == {**told, "strategy": "block", "block_length": masks, "steps": -(-masks // 4)}
-    assert multi == {**told, "strategy": "multi_block", "block_length": 16, "steps": 4 * -(-masks // 16)}
+    shared = {"rule": "margin", "infill": True}
+    assert whole == {**shared, "strategy": "block", "block_length": masks, "steps": -(-masks // 4)}
+    assert multi == {**shared, "strategy": "multi_block", "block_length": 16, "steps": 4 * -(-masks // 16)}
 
 
 @pytest.fixture

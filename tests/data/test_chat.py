@@ -20,19 +20,19 @@ YES = {"role": "assistant", "content": "yes"}
 
 def test_turns_by_hand(tokenizer: Tokenizer) -> None:
     turns = chat.split_turns([USER, ANSWER, AGAIN, YES], tokenizer.apply_chat_template)
-    assert turns.pieces == (
+    assert turns == [
         ("<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n", False),
         ("4<|im_end|>", True),
         ("\n<|im_start|>user\nsure?<|im_end|>\n<|im_start|>assistant\n", False),
         ("yes<|im_end|>", True),
-    )
+    ]
     last = chat.split_turns([USER, ANSWER, AGAIN, YES], tokenizer.apply_chat_template, "last")
-    assert [text for text, answer in last.pieces if answer] == ["yes<|im_end|>"]
-    assert "".join(t for t, _ in last.pieces) == "".join(t for t, _ in turns.pieces)
+    assert [text for text, answer in last if answer] == ["yes<|im_end|>"]
+    assert "".join(t for t, _ in last) == "".join(t for t, _ in turns)
 
 
 def test_mask_by_hand() -> None:
-    pieces = chat.Turns((("ab", False), ("c", True), ("de", False), ("fg", True)))
+    pieces = [("ab", False), ("c", True), ("de", False), ("fg", True)]
     ids, prompt = chat.encode_turns(pieces, lambda text: [ord(c) for c in text])
     assert bytes(ids.tolist()) == b"abcdefg"
     assert prompt.tolist() == [True, True, False, True, True, False, False]

@@ -67,15 +67,14 @@ def test_tokenizer_config() -> None:
         TokenizerConfig(data=DataConfig(source="sudoku"))
 
 
-def test_importing_the_config_is_light() -> None:
-    code = "import sys, dlm.data, dlm.data.config; print([m for m in ('torch', 'numpy', 'tokenizers', 'datasets') if m in sys.modules])"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )
-
-
-def test_reading_a_corpus_needs_no_torch() -> None:
-    code = "import sys, dlm.data.source, dlm.data.tokenizer_training; print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("dlm.data, dlm.data.config", {"torch", "numpy", "tokenizers", "datasets"}),
+        ("dlm.data.source, dlm.data.tokenizer_training", {"torch", "transformers"}),
+    ],
+)
+def test_imports_are_light(modules: str, heavy: set[str]) -> None:
+    code = f"import sys, {modules}; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

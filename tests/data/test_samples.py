@@ -101,7 +101,7 @@ def test_epochs_and_seeds_differ_and_a_split_can_stay_unturned() -> None:
     ]
     assert orders[0] == orders[1] != orders[2]
     assert orders[0][:20] != orders[0][20:]
-    still = TableStream(table, 5, "fixed", END, 0, 1, turn=False)
+    still = TableStream(table, 5, "fixed", END, 0, 1, rotate=False)
     assert sorted(s["input_ids"][0] for s in still) == list(range(0, 100, 5))
 
 

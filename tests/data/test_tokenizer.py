@@ -146,6 +146,10 @@ def test_bad_folders_say_what_is_wrong(tokenizer: Tokenizer, tmp_path: Path) -> 
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"not a tokenizer\.json"):
         load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()  # a configuration alone is no tokenizer
+    assert not has_vocabulary(tmp_path)
+    with pytest.raises(UserError, match=r"holds no tokenizer\.json: train one with dlm-tokenizer"):
+        load_tokenizer(tmp_path)
 
 
 def test_training_from_a_source_reads_its_training_split(texts: Path, tmp_path: Path) -> None:
@@ -269,14 +273,6 @@ def test_ids_that_no_table_has_room_for() -> None:
         Tokenizer(backend).token_bytes  # noqa: B018
     with pytest.raises(UserError, match="no tokens"):
         Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE())).vocab_size  # noqa: B018
-
-
-def test_a_configuration_alone_is_no_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    tokenizer.save(tmp_path)
-    (tmp_path / "tokenizer.json").unlink()
-    assert not has_vocabulary(tmp_path)
-    with pytest.raises(UserError, match=r"holds no tokenizer\.json: train one with dlm-tokenizer"):
-        load_tokenizer(tmp_path)
 
 
 def test_folders_that_cannot_be_written_to_are_refused_before_the_work(

@@ -34,8 +34,8 @@ def table(lm: LM, given: list[int], ids: list[int]) -> dict[tuple[bool, ...], fl
         rows[0, len(given) :] = torch.tensor(mask)
         with torch.no_grad():
             log_p = lm.predict(shown, rows).double().log_softmax(-1)
-        asked = [t for m, t in zip(mask, ids, strict=True) if m]
-        found[mask] = -sum(log_p[i, t].item() for i, t in enumerate(asked))
+        masked = [t for m, t in zip(mask, ids, strict=True) if m]
+        found[mask] = -sum(log_p[i, t].item() for i, t in enumerate(masked))
     return found
 
 

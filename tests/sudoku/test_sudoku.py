@@ -215,12 +215,12 @@ def test_a_stream_searches_nothing_and_draws_by_the_block(folder: Path, monkeypa
     assert calls < 6 * 4 * stream_of.BLOCK  # Python functions a sample, what a block costs included
 
 
-def test_pool_grows_from_disk_and_survives_damage(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    small = sudoku.base_puzzles(2, folder=tmp_path, progress=lambda done, total: seen.append((done, total)))
-    larger = sudoku.base_puzzles(3, folder=tmp_path, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 2), (2, 2), (3, 3)]
-    assert (larger[:2] == small).all()
+def test_pool_grows_from_disk_and_survives_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLM_CACHE", str(tmp_path))
+    made, make = [], puzzles.make_puzzle
+    monkeypatch.setattr(puzzles, "make_puzzle", lambda *address: made.append(address) or make(*address))
+    small, larger = sudoku.base_puzzles(2), sudoku.base_puzzles(3)
+    assert (larger[:2] == small).all() and len(made) == 3
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:200])
     assert (sudoku.base_puzzles(2, folder=tmp_path) == small).all()

@@ -24,7 +24,7 @@ from dlm.errors import UserError
 from dlm.trace import TraceStore
 from dlm.trace.codec import digest
 from tests.trace.conftest import PIECES
-from tests.trace.stress import made
+from tests.trace.worker import made
 
 SLOW = 5.0  # seconds of CPU time: on a busy machine, too, a walk without end is told from a slow one
 STUCK = 300.0  # seconds by the clock
@@ -52,7 +52,7 @@ class Flips:
         self.used = [place for place, byte in enumerate(self.content) if byte]
         self.faults: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
-        self.told: list[str] = []
+        self.log: list[str] = []
         self.longest = 0.0
 
     def flip(self) -> None:
@@ -123,15 +123,15 @@ class Flips:
 
     def _fault(self, kind: str, what: str) -> None:
         self.faults[kind] += 1
-        self.told.append(f"{kind}: {self.what}: {what}"[:500])
+        self.log.append(f"{kind}: {self.what}: {what}"[:500])
 
 
-def flips(folder: Path, count: int, seed: int, progress: bool = False) -> Flips:
+def flips(folder: Path, count: int, seed: int) -> Flips:
     """Flip so many times."""
     done = Flips(folder, seed)
     for number in range(count):
         done.flip()
-        if progress and (number + 1) % 500 == 0:
+        if (number + 1) % 500 == 0:
             print(f"{number + 1} flips, {sum(done.faults.values())} faults", file=sys.stderr, flush=True)
     return done
 
@@ -143,8 +143,8 @@ def main() -> int:
     options = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        done = flips(Path(folder), options.flips, options.seed, progress=True)
-    for line in done.told[:20]:
+        done = flips(Path(folder), options.flips, options.seed)
+    for line in done.log[:20]:
         print(line)
     print(dict(sorted(done.seen.items())))
     counts = ", ".join(f"{done.faults[kind]} {kind}" for kind in ("wrong", "slow"))

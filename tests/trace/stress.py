@@ -2,208 +2,40 @@
 
     python -m tests.trace.stress --pairs 20000 --seed 0      # prints a summary; exit status 1 if anything is wrong
 
-Each pair is two random operations, one in each of two processes that hold the store open all along. The model knows of every
-id what the store may answer, whichever operation came first. After each pair a third process reads everything. Lost: a
-trace that was acknowledged and not deleted is gone or cannot be read (now and then a process is killed and another takes its
-place: then what it did may have come about, or not). Wrong: anything else than what was put, or an error
-that is no answer. Undone: a prompt that was taken out is back, in a trace or in a dictionary. Hanging: no answer in two minutes.
+Each pair is two random operations, one in each of two processes that keep the store open. The model knows what the store
+may answer for every id, whichever operation came first; after each pair this process reads everything. Now and then a
+process is killed: what it was doing may have happened or not. Faults are lost (an acknowledged trace is gone or unreadable),
+wrong (another answer or error than the model allows), undone (a redacted prompt is back in a trace or a dictionary) and
+hanging (no answer in two minutes).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import select
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dlm.trace import TraceStore, dictionaries, from_map
+from dlm.trace import TraceStore
 from dlm.trace.codec import digest
 from dlm.trace.reader import TraceReader
-from dlm.trace.redact import redacted
-from dlm.trace.trace import Trace
+from tests.trace.worker import FEWEST, Worker, known, made, model, proof
 
-ROOT = Path(__file__).parents[2]
-HANGS = 120.0  # seconds: twice as long as SQLite waits for another process
 NAMES, AT_FIRST, KEEP = 60, 40, (46, 43, 40, 37, 37, 14)  # a small store, for many pairs
-FEWEST = 24  # traces to learn from
-SECRET, ANSWER = 64, 40  # tokens
-OPERATIONS = (
-    "put",
-    "get",
-    "gc",
-    "redact",
-    "recompress",
-    "train_dict",
-    "fsck",
-    "export",
-    "ls",
-    "find",
-    "iterate",
-    "stats",
-)
-WEIGHTS = (8, 4, 2, 2, 2, 3, 1, 1, 1, 1, 2, 1)
+OPERATIONS = {"put": 8, "get": 4, "gc": 2, "redact": 2, "recompress": 2, "train_dict": 3}
+OPERATIONS |= {"fsck": 1, "export": 1, "ls": 1, "find": 1, "iterate": 2, "stats": 1}
+"""How often each is drawn."""
 State = tuple[int, int, bool]  # seed, secret, redacted
-
-
-def secret_tokens(secret: int) -> np.ndarray:
-    return 20_000 + (np.arange(SECRET) * 37 + secret * 611) % 30_000
-
-
-def known(secret: int, content: bytes) -> bool:
-    """Whether a part of a secret is in these bytes."""
-    tokens = secret_tokens(secret).astype("<u2")
-    return any(tokens[i : i + 8].tobytes() in content for i in range(0, SECRET - 8, 4))
-
-
-def made(name: str, seed: int, secret: int) -> Trace:
-    """A trace whose prompt is a secret that many have, and some tokens of its own."""
-    rng = np.random.default_rng(seed)
-    tokens = np.concatenate((secret_tokens(secret), rng.integers(0, 15_000, 4 + ANSWER)))
-    steps = np.concatenate((np.full(SECRET + 4, -1), np.arange(ANSWER)))
-    context = {"model": model(seed), "run": seed % 5}
-    return from_map(name, tokens, steps, None, own={"seed": seed}, context=context)
-
-
-def model(seed: int) -> str:
-    return f"m{seed % 3}"
-
-
-@cache
-def proof(name: str, seed: int, secret: int, gone: bool) -> str:
-    trace = made(name, seed, secret)
-    return digest(redacted(trace, "omit") if gone else trace).hex()
-
-
-# One of the two processes
-
-
-def work(path: Path) -> None:
-    """Do what the lines on standard input say, and print what came of it."""
-    dictionaries.FEWEST = FEWEST
-    store, reader = TraceStore(path, "none"), TraceReader(path)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
-        if order.get("reopen"):
-            store.close()
-            reader.close()
-            store, reader = TraceStore(path, "none"), TraceReader(path)
-        time.sleep(order.get("wait", 0.0))
-        try:
-            answer: Any = {"result": DO[order["do"]](store, reader, order)}
-        except Exception as error:
-            answer = {"error": type(error).__name__, "message": str(error)}
-        print(json.dumps(answer), flush=True)
-
-
-def _put(store: TraceStore, reader: TraceReader, order: dict) -> list[str]:
-    done = [store.put(made(*item), overwrite) for *item, overwrite in order["items"]]
-    errors = [future.exception(timeout=HANGS) for future in done]
-    store._writer.errors.clear()
-    return [("" if error is None else type(error).__name__) for error in errors]
-
-
-def _get(store: TraceStore, reader: TraceReader, order: dict) -> list[str]:
-    answers = []
-    for name, source in zip(order["names"], (store, reader, store), strict=True):
-        try:
-            answers.append(digest(source[name]).hex())
-        except KeyError:
-            answers.append("")
-    return answers
-
-
-def _export(store: TraceStore, reader: TraceReader, order: dict) -> list[tuple[str, str]]:
-    from dlm.trace.export import file_system, listed
-    from dlm.trace.imports import READERS
-
-    store.export(order["url"], rows=order["rows"])
-    fs, root = file_system(order["url"])
-    traces = [trace for path in listed(fs, root) for trace in READERS["parquet"](fs, path, None)]
-    return [(trace.request_id, digest(trace).hex()) for trace in traces]
-
-
-def _fsck(store: TraceStore, reader: TraceReader, order: dict) -> dict:
-    report = store.fsck()
-    return {"ok": report.ok, "damaged": report.damaged, "database": report.database}
-
-
-DO = {
-    "put": _put,
-    "get": _get,
-    "gc": lambda store, reader, order: store.gc(order["keep"]),
-    "redact": lambda store, reader, order: store.redact(order["names"]),
-    "recompress": lambda store, reader, order: store.recompress(),
-    "train_dict": lambda store, reader, order: store.train_dict(size=order["size"]),
-    "fsck": _fsck,
-    "export": _export,
-    "ls": lambda store, reader, order: [row.request_id for row in reader.ls()],
-    "find": lambda store, reader, order: [row.request_id for row in reader.find(model=order["model"])],
-    "iterate": lambda store, reader, order: [(trace.request_id, digest(trace).hex()) for trace in reader],
-    "stats": lambda store, reader, order: store.stats()["traces"],
-}
-
-
-class Worker:
-    """A process that does what it is told."""
-
-    def __init__(self, path: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.trace.stress", "--work", str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        assert self.process.stdin and self.process.stdout
-        self.orders, self.answers = self.process.stdin, self.process.stdout
-        assert self.answers.readline() == "ready\n"
-
-    def tell(self, order: dict) -> None:
-        self.orders.write(json.dumps(order) + "\n")
-        self.orders.flush()
-
-    def hear(self) -> dict | None:
-        """The answer; None where there is none in time."""
-        if not select.select([self.answers], [], [], HANGS)[0]:
-            return None
-        line = self.answers.readline()
-        return json.loads(line) if line else {"error": "died", "message": ""}
-
-    def kill(self, after: float) -> dict:
-        """Kill it soon, at whatever it is."""
-        time.sleep(after)
-        self.process.kill()
-        self.end()
-        return {"killed": True}
-
-    def end(self) -> None:
-        self.orders.close()
-        try:
-            self.process.wait(HANGS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.answers.close()
-
-
-# The model
 
 
 @dataclass
 class Model:
-    """What the store holds for certain between two pairs, and what was seen of it so far."""
+    """What the store certainly holds between two pairs, and what was seen of it so far."""
 
     rng: random.Random
     states: dict[str, State] = field(default_factory=dict)
@@ -216,20 +48,24 @@ class Model:
     numbers: dict[tuple[str, int], bytes] = field(default_factory=dict)
     """Digest of everything that ever had a number."""
     faults: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    """The faults in words."""
     seed: int = 0
     killed: float = 0.0
     """Chance that a process is killed at an operation."""
 
     def fault(self, kind: str, what: str) -> None:
         self.faults[kind] += 1
-        self.told.append(f"{kind}: {what}"[:1000])
-        print(self.told[-1], file=sys.stderr, flush=True)
+        self.log.append(f"{kind}: {what}"[:1000])
+        print(self.log[-1], file=sys.stderr, flush=True)
 
     def draw(self, folder: Path, number: int) -> dict:
         """A random operation."""
         rng = self.rng
-        order: dict[str, Any] = {"do": rng.choices(OPERATIONS, WEIGHTS)[0], "wait": rng.choice((0, 0, 0.001, 0.004))}
+        order: dict[str, Any] = {
+            "do": rng.choices(list(OPERATIONS), list(OPERATIONS.values()))[0],
+            "wait": rng.choice((0, 0, 0.001, 0.004)),
+        }
         order["reopen"] = rng.random() < 0.02
         if rng.random() < self.killed:
             order["killed"] = rng.random() * 0.02
@@ -290,8 +126,8 @@ class Model:
                 last = self.after(orders[1 - first], answers[1 - first], orders[first], name, then)
                 end[name] |= last
                 ever[name] |= then | last
-        states = [{name: {state for state, _ in found} for name, found in by.items()} for by in (end, ever)]
-        return states[0], states[1]
+        first, last = ({name: {state for state, _ in found} for name, found in by.items()} for by in (end, ever))
+        return first, last
 
     def judge(self, order: dict, answer: dict, other: dict, ever: dict[str, set]) -> None:
         """Whether an answer is one that the model allows."""
@@ -370,10 +206,7 @@ class Model:
         for name, states in end.items():
             if name not in found and None not in states:
                 self.fault("lost", f"{name}: {beside}")
-        redaction = any(
-            order["do"] == "redact" and "result" in answer for order, answer in zip(orders, answers, strict=True)
-        )
-        if redaction:
+        if any(o["do"] == "redact" and "result" in answer for o, answer in zip(orders, answers, strict=True)):
             plain = {secret for _, secret, gone in found.values() if not gone}
             self.banned |= {secret for _, secret, _ in self.states.values()} - plain
             self.secret += 1
@@ -395,7 +228,7 @@ class Model:
             self.banned = set(sorted(self.banned)[-20:])
 
 
-def stress(folder: Path, pairs: int, seed: int, killed: float = 0.0, progress: bool = False) -> Model:
+def stress(folder: Path, pairs: int, seed: int, killed: float = 0.0) -> Model:
     """Run so many pairs; the model, with its faults."""
     held = Model(random.Random(seed), killed=killed)
     path = folder / "traces.db"
@@ -409,9 +242,9 @@ def stress(folder: Path, pairs: int, seed: int, killed: float = 0.0, progress: b
         for number in range(pairs):
             orders = [held.draw(folder, number) for _ in workers]
             for worker, order in zip(workers, orders, strict=True):
-                worker.tell(order)
+                worker.order(order)
             answers = [
-                worker.kill(order["killed"]) if "killed" in order else worker.hear()
+                worker.kill(order["killed"]) if "killed" in order else worker.answer()
                 for worker, order in sorted(zip(workers, orders, strict=True), key=lambda pair: "killed" not in pair[1])
             ]
             if "killed" in orders[1] and "killed" not in orders[0]:
@@ -425,7 +258,7 @@ def stress(folder: Path, pairs: int, seed: int, killed: float = 0.0, progress: b
             held.check(reader, orders, answers)  # type: ignore[arg-type]
             if held.rng.random() < 0.02:
                 reader.close()
-            if progress and (number + 1) % 500 == 0:
+            if (number + 1) % 500 == 0:
                 print(f"{number + 1} pairs, {sum(held.faults.values())} faults", file=sys.stderr, flush=True)
     finally:
         reader.close()
@@ -439,15 +272,11 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--killed", type=float, default=0.004, help="chance that a process is killed at an operation")
-    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.work is not None:
-        work(options.work)
-        return 0
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        held = stress(Path(folder), options.pairs, options.seed, options.killed, progress=True)
-    for line in held.told[:20]:
+        held = stress(Path(folder), options.pairs, options.seed, options.killed)
+    for line in held.log[:20]:
         print(line)
     counts = ", ".join(f"{held.faults[kind]} {kind}" for kind in ("lost", "wrong", "undone", "hanging"))
     print(

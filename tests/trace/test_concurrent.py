@@ -16,7 +16,8 @@ from dlm.trace.database import StoreError
 from dlm.trace.numbers import GUARDS
 from dlm.trace.reader import TraceReader
 from tests.trace.conftest import PIECES
-from tests.trace.stress import known, made, stress
+from tests.trace.stress import stress
+from tests.trace.worker import known, made
 
 
 def fill(store: TraceStore, start: int, count: int, secret: int = 0) -> None:
@@ -346,4 +347,4 @@ def test_no_process_merges_the_log_without_the_disks_word(path, durability):
 
 def test_pairs_of_operations_from_two_processes(tmp_path):
     held = stress(tmp_path, pairs=30, seed=3)
-    assert held.told == []
+    assert held.log == []

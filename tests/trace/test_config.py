@@ -7,15 +7,13 @@ import pytest
 from dlm.config import check
 from dlm.errors import UserError
 from dlm.trace import TraceStore
-from dlm.trace.config import KEEPABLE, TraceConfig
-from dlm.trace.record import KEEP
+from dlm.trace.config import TraceConfig
 
 
 def test_defaults_are_the_stores():
     config, store = TraceConfig(), inspect.signature(TraceStore).parameters
     for name in ("durability", "fraction", "prompts", "queue_size"):
         assert getattr(config, name) == store[name].default
-    assert KEEPABLE == KEEP
 
 
 @pytest.mark.parametrize("value", ["tokens+logits", ""])

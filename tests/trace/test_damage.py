@@ -11,7 +11,7 @@ from dlm.trace import TraceStore
 from dlm.trace.codec import digest
 from dlm.trace.database import StoreError
 from tests.trace.flips import flips
-from tests.trace.stress import made
+from tests.trace.worker import made
 
 COUNT = 20
 
@@ -162,4 +162,4 @@ def test_errors_that_sqlite_words_in_broken_text(tmp_path):
 
 def test_flipped_bits(tmp_path):
     done = flips(tmp_path, count=120, seed=1)
-    assert done.told == [] and done.longest < 5
+    assert done.log == [] and done.longest < 5

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from dlm.trace import TraceStore
-from tests.trace.stress import made
+from tests.trace.worker import made
 
 ROOT = Path(__file__).parents[2]
 # It becomes another user, if it may, when everything is imported: that one need not be able to read Python.
 READER = """
 import os, sys
-import concurrent.futures.thread, urllib.parse, dlm.trace.upkeep, dlm.trace.fsck, dlm.trace.record, tests.trace.stress
+import concurrent.futures.thread, urllib.parse, dlm.trace.upkeep, dlm.trace.fsck, dlm.trace.record, tests.trace.worker
 from pathlib import Path
 from dlm.errors import UserError
 from dlm.trace import TraceStore
 from dlm.trace.reader import TraceReader
-from tests.trace.stress import proof
+from tests.trace.worker import proof
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -136,7 +136,7 @@ def test_what_needs_writing_says_so(path, other):
 KILLED = """
 import os, sys
 from dlm.trace import TraceStore
-from tests.trace.stress import made
+from tests.trace.worker import made
 store = TraceStore(sys.argv[1])
 store.put(made("r7", 7, 0)).result()
 os._exit(0)

@@ -122,9 +122,6 @@ def test_a_step_map_is_the_same_trace_as_its_events():
     final = made.canvases[-1]
     trace = from_map("r", final, np.where(final == MASK_ID, -1, when), MASK_ID, num_steps=8)
     np.testing.assert_array_equal(trace.states(), made.padded())
-    recorder = Recorder("r", mask_id=MASK_ID)
-    recorder.filled(final, when, 8)
-    np.testing.assert_array_equal(recorder.trace().states(), made.padded())
 
 
 def test_states_of_a_growing_canvas():

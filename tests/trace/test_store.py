@@ -218,29 +218,6 @@ def test_redacted_prompts_are_gone_from_the_file(tmp_path, how):
         assert store["x"].tokens.tolist() == [-2] * 100 + [5]
 
 
-@pytest.mark.parametrize("count", [120, 101])
-def test_redacting_leaves_nothing_in_dictionaries(tmp_path, count):
-    secret = np.arange(20_001, 20_033, dtype=np.int32)
-    needle, path = secret.astype("<u2").tobytes(), tmp_path / "t.db"
-    with TraceStore(path) as store:
-        for i in range(count):
-            with store.record(f"r{i}", prompt=[*secret, i], mask_id=0) as rec:
-                rec.step([*secret, i, 5])
-        store.train_dict()
-        store.recompress()
-        assert needle in store.database.query("SELECT content FROM dictionaries")[0][0]
-        if count == 101:
-            store.gc(99)  # too few to learn from again
-        assert store.redact() == len(store)
-        assert store.stats()["dictionaries"] == ([2] if count == 120 else [])
-        assert all(trace.tokens[-1] == 5 for trace in store)
-        with store.record("new", prompt=[7], mask_id=0) as rec:
-            rec.step([7, 5])
-    assert all(needle not in file.read_bytes() for file in tmp_path.iterdir())
-    with TraceStore(path) as store:
-        assert store.fsck().ok and store["new"].tokens.tolist() == [7, 5]
-
-
 def test_gc_keeps_the_newest(filled):
     assert filled.gc("1h") == 0
     assert filled.gc(1) == 2
@@ -249,41 +226,6 @@ def test_gc_keeps_the_newest(filled):
     with pytest.raises(UserError, match="keep = 'x'"):
         filled.gc("x")
     assert filled.gc(0) == 1
-
-
-def test_a_dictionary_makes_records_smaller_and_others_can_read_them(tmp_path):
-    rng = np.random.default_rng(0)
-    words = rng.integers(0, 30_000, (50, 12))
-
-    def text(i: int):
-        made = run(np.random.default_rng(i), 96, 24, name=f"r{i}", meta={"seed": i}).trace
-        made.first_token[:] = words[np.random.default_rng(i).integers(0, 50, 8)].ravel()
-        made.first_step[made.first_step == NEVER] = 0
-        return made
-
-    with TraceStore(tmp_path / "t.db") as store:
-        with pytest.raises(UserError, match="too few"):
-            store.train_dict()
-        for i in range(200):
-            store.put(text(i))
-        before = store.stats()["record_bytes"]
-        assert store.train_dict() == 1
-        assert store.recompress() > 0.2 * before
-        store.put(text(200))
-    with TraceStore(tmp_path / "t.db") as store:
-        for i in (0, 199, 200):
-            np.testing.assert_array_equal(store[f"r{i}"].states(), text(i).states())
-        dictionary = store.database.query("SELECT content FROM dictionaries")[0][0]
-    with TraceStore(tmp_path / "u.db", dictionary=dictionary) as store:
-        store.put(text(1))
-        assert store["r1"].tokens.tolist() == text(1).tokens.tolist()
-        assert store.stats()["dictionaries"] == [1]
-    with (
-        pytest.raises(UserError, match="no trained zstd dictionary"),
-        TraceStore(tmp_path / "v.db", dictionary=b"x" * 99) as s,
-    ):
-        s.put(text(1)).result()
-    s._writer.errors.clear()
 
 
 def test_fsck_finds_what_is_damaged(filled):

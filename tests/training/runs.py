@@ -56,6 +56,12 @@ def config(folder: Path, out: str = "run", **overrides: str) -> TrainConfig:
     return load(TrainConfig, [], small | {key.replace("__", "."): value for key, value in overrides.items()})
 
 
+def aligned(base: Path, out: str, **overrides: str) -> TrainConfig:
+    """A config whose run starts from the causal model in `base`/ar and is aligned to it."""
+    options = {"train__init_from": str(base / "ar"), "align__weight": "2.0", "eval__sequences": "0"}
+    return config(base, out, **(options | overrides))
+
+
 def rows(folder: Path) -> list[dict]:
     """metrics.jsonl as dicts."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

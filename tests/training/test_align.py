@@ -20,7 +20,7 @@ from dlm.training.objective import Objective
 from dlm.training.run import Run
 from dlm.training.sections import AlignConfig, ObjectiveConfig
 from tests.models import oracle, tiny
-from tests.training.runs import config, rows
+from tests.training.runs import aligned, config, rows
 
 LENGTH, MASK = 6, 40
 Weights = dict[str, np.ndarray]
@@ -179,19 +179,6 @@ def test_the_weight_follows_its_schedule(decay, weights):
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a causal model in `ar`, of a few steps of the causal objective."""
-    folder = tmp_path_factory.mktemp("base")
-    train(config(folder, "ar", objective__masking="causal", train__steps="4", eval__sequences="0"))
-    return folder
-
-
-def aligned(base: Path, out: str, **overrides: str):
-    options = {"train__init_from": str(base / "ar"), "align__weight": "2.0", "eval__sequences": "0"}
-    return config(base, out, **(options | overrides))
 
 
 def test_a_run_aligns_and_saves_a_diffusion_model_without_its_teacher(base):

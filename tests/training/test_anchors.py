@@ -13,22 +13,9 @@ from dlm.config import to_toml
 from dlm.errors import UserError
 from dlm.models import AttentionSpec, load
 from dlm.training.anchors import Anchors, keys, place, write_anchors
-from dlm.training.config import TrainConfig
 from dlm.training.loop import train
 from dlm.training.run import Run
-from tests.training.runs import config
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    train(config(folder, "ar", objective__masking="causal", train__steps="4", eval__sequences="0"))
-    return folder
-
-
-def aligned(base: Path, out: str, **overrides: str) -> TrainConfig:
-    options = {"train__init_from": str(base / "ar"), "align__weight": "2.0", "eval__sequences": "0"}
-    return config(base, out, **(options | overrides))
+from tests.training.runs import aligned
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -115,7 +115,7 @@ def test_rows_that_fail_fail_alone_and_what_is_finished_is_kept(compare, tmp_pat
         assert words[words.index("--child") + 1 :][:2] == ["block", "1"]  # the only one that is not finished
         return Namespace(returncode=2, stderr="warning\nUserError: no such thing\n")
 
-    monkeypatch.setattr(compare, "_machine", lambda: "a machine")
+    monkeypatch.setattr(compare, "machine", lambda: "a machine")
     monkeypatch.setattr(compare.subprocess, "run", dies)
     (tmp_path / "tokenizer").mkdir()
     rows = ["ar", "scratch", "block", "random"]

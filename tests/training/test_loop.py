@@ -67,28 +67,6 @@ def test_training_goes_on_from_a_saved_model(tmp_path):
     assert second.losses[0] < first.losses[0]
 
 
-def test_sft_trains_on_answers_only(tmp_path):
-    chats = tmp_path / "chats.jsonl"
-    record = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}
-    chats.write_text((json.dumps(record) + "\n") * 8)
-    run = Run(
-        config(
-            tmp_path,
-            data__source="chat",
-            data__paths=json.dumps([str(chats)]),
-            data__messages_field="messages",
-            data__pack="row",
-            data__heldout_fraction="0",
-            eval__sequences="0",
-            train__length="64",
-        )
-    )
-    batch = run._batch()
-    text = run.model.lm.tokenizer.decode(batch.input_ids[0][batch.answer[0]].tolist(), skip_special=True)
-    assert "two" in text and "one" not in text
-    run.optimiser_step()
-
-
 def test_a_run_may_be_given_as_a_file_or_a_table(tmp_path):
     table = config(tmp_path, train__steps="2").model_dump(mode="json", exclude_none=True)
     (tmp_path / "run.toml").write_text(to_toml(config(tmp_path, "again", train__steps="2")))
@@ -132,15 +110,9 @@ def test_compiled_parts_train_like_eager_ones_and_leave_the_network_alone(tmp_pa
     assert "hidden" not in vars(compiled.network)
 
 
-def test_samples_are_shown_while_training(tmp_path, capsys):
-    prompts = json.dumps(["def f", "x = [MASK:2]"])
+def test_samples_are_shown_while_training_and_one_beyond_the_context_ends_no_run(tmp_path, capsys):
+    prompts = json.dumps(["def f", "x = [MASK:2]", "x [MASK:60000]"])
     train(config(tmp_path, train__steps="2", eval__sample_every="2", eval__prompts=prompts, log__progress="true"))
     shown = capsys.readouterr().err
-    assert "--- step 2: 'def f'" in shown and "--- step 2: 'x = [MASK:2]'\nx = " in shown
-
-
-def test_a_sample_beyond_the_context_ends_no_run(tmp_path, capsys):
-    prompts = json.dumps(["def f", "x [MASK:60000]"])
-    train(config(tmp_path, train__steps="2", eval__sample_every="2", eval__prompts=prompts, log__progress="true"))
-    shown = capsys.readouterr().err
-    assert "--- step 2: 'def f'\n" in shown and "--- step 2: 'x [MASK:60000]': prompt 0 has 6000" in shown
+    assert "--- step 2: 'def f'\n" in shown and "--- step 2: 'x = [MASK:2]'\nx = " in shown
+    assert "--- step 2: 'x [MASK:60000]': prompt 0 has 6000" in shown

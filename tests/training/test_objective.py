@@ -47,36 +47,6 @@ def test_exact_counts_have_the_same_mean_up_to_rounding_and_uniform_weights_coun
     assert loss_of(uniform, batch(1, step=4)).item() == pytest.approx(2 * nats / LENGTH, rel=1e-5)
 
 
-def test_the_loss_and_its_gradient_do_not_depend_on_how_a_batch_is_split():
-    network = tiny_network()
-    objective = Objective(network, ObjectiveConfig(), seed=3, length=LENGTH)
-    whole = batch(12, step=5)
-    loss_of(objective, whole).backward()
-    together = [p.grad.clone() for p in network.parameters()]
-    loss = loss_of(objective, whole).item()
-    network.zero_grad()
-    parts = [loss_of(objective, whole.rows(i, i + 4)) for i in (0, 4, 8)]
-    sum(parts).backward()
-    assert sum(p.item() for p in parts) == pytest.approx(loss, rel=1e-5)
-    for a, p in zip(together, network.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, a, rtol=1e-4, atol=1e-6)
-
-
-def test_a_vocabulary_in_parts_gives_the_same_loss_and_gradient(monkeypatch):
-    network = tiny_network()
-    objective = Objective(network, ObjectiveConfig(), seed=3, length=LENGTH)
-    loss_of(objective, batch(8)).backward()
-    whole = [p.grad.clone() for p in network.parameters()]
-    loss = loss_of(objective, batch(8)).item()
-    network.zero_grad()
-    monkeypatch.setattr("dlm.training.scoring.LOGITS_AT_ONCE", 3 * network.config.vocab_size)
-    parted = loss_of(objective, batch(8))
-    parted.backward()
-    assert parted.item() == pytest.approx(loss, rel=1e-6)
-    for a, p in zip(whole, network.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, a, rtol=1e-4, atol=1e-6)
-
-
 def test_a_prompt_is_never_masked_and_the_answer_is_averaged_over_its_own_length():
     network = tiny_network()
     answer = torch.tensor([[False, False, True, True]]).repeat(8, 1)

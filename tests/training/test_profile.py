@@ -9,9 +9,9 @@ from torch import nn
 from dlm.errors import UserError
 from dlm.training import profile
 from dlm.training.loop import go, train
+from dlm.training.observing import ProfileConfig
 from dlm.training.profile import OFF, Ranges, with_environment
 from dlm.training.run import Run
-from dlm.training.sections import ProfileConfig
 from tests.training.runs import config
 
 PHASES = {"data", "forward", "backward", "optimiser"}
@@ -75,8 +75,8 @@ def test_a_run_too_short_for_the_window_says_so(tmp_path, capsys):
 
 def test_the_environment_adds_to_the_config(tmp_path, monkeypatch, capsys):
     assert with_environment(ProfileConfig(), {}) == ProfileConfig()
-    found = with_environment(ProfileConfig(wait=1, level=3), {"DLM_PROFILE": "2, trace"})
-    assert found == ProfileConfig(wait=1, level=2, trace=True)
+    found = with_environment(ProfileConfig(level=3), {"DLM_PROFILE": "2, trace"})
+    assert found == ProfileConfig(level=2, trace=True)
     monkeypatch.setenv("DLM_PROFILE", "trace,memory")
     result = train(config(tmp_path, log__progress="true", **WINDOW))
     assert set(names(result.folder, 4)) >= PHASES

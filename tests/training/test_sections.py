@@ -24,20 +24,35 @@ def test_a_given_warm_up_beyond_the_end_is_an_error():
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"r": 4}, r'\[adapter\] r = 4, but adapter\.kind = "none" trains all weights: set adapter\.kind = "lora" or'),
-        ({"r": 16}, r"r = 16, but adapter\.kind"),  # as by default, but written down
-        ({"targets": ["q_proj"]}, r"targets = \['q_proj'\], but adapter\.kind"),
-        ({"merge": True, "kind": "none"}, r"merge = True, but adapter\.kind"),
-        (
-            {"kind": "lora", "double_quant": False},
-            r'adapter\.kind = "lora" does not read it: set adapter\.kind = "qlora"',
-        ),
+        ({"r": 4}, r'\[adapter\] r = 4 is only read with kind = "lora" or "qlora", and kind = "none"'),
+        ({"r": 16}, "r = 16 is only read"),  # as by default, but written down
+        ({"targets": ["q_proj"]}, r'targets = \["q_proj"\] is only read'),
+        ({"merge": True, "kind": "none"}, "merge = true is only read"),
+        ({"kind": "lora", "double_quant": False}, 'double_quant = false is only read with kind = "qlora"'),
     ],
     ids=str,
 )
 def test_adapter_settings_that_no_kind_reads_are_errors(table, message):
     with pytest.raises(UserError, match=message):
         check(TrainConfig, {"adapter": table, "train": {"init_from": "pico"}}, "test")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"optim": {"momentum": 0.9}}, 'momentum = 0.9 is only read with hidden.algorithm = "muon", and .* "adamw"'),
+        ({"optim": {"ns_steps": 5}}, "ns_steps = 5 is only read"),
+        ({"profile": {"wait": 3}}, "wait = 3 is only read with trace, memory or DLM_PROFILE, and trace = false"),
+        ({"watch": {"pictures": False}}, "pictures = false is only read with an every above 0, and every = 0"),
+        ({"eval": {"gen_length": 8}}, "gen_length = 8 is only read with a sample_every above 0"),
+    ],
+    ids=str,
+)
+def test_settings_that_nothing_reads_are_errors(table, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        check(TrainConfig, table, "test")
+    (tmp_path / "muon.toml").write_text('[optim]\nmomentum = 0.9\nhidden = { algorithm = "muon" }\n')
+    assert load(TrainConfig, [tmp_path / "muon.toml"], {"optim.hidden.algorithm": "adamw"}).optim.momentum == 0.9
 
 
 def test_a_printed_config_is_read_again():

@@ -1,0 +1,97 @@
+"""Decoding speed of two checkouts, taking turns in one run: `python benchmarks/commits.py OLD/.venv/bin/python [NEW/.venv/bin/python]`.
+
+Each row is one way of decoding the same random model of width 256: the median over rounds of new CPU time by old CPU time,
+with quartiles; the last line is the geometric mean. Each interpreter imports the `dlm` that is installed for it.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+
+BLOCK = {"gen_length": 256, "block_length": 32}
+ONE = [list(range(128))]
+EIGHT = [list(range(i, 24 + 9 * i)) for i in range(8)]
+ROWS = {
+    "none, 64 steps": ("llada", ONE, {**BLOCK, "steps": 64, "cache": "none"}),
+    "prefix, 256 steps": ("llada", ONE, {**BLOCK, "steps": 256, "cache": "prefix"}),
+    "dual, 256 steps": ("llada", ONE, {**BLOCK, "steps": 256, "cache": "dual"}),
+    "dual, 64 steps": ("llada", ONE, {**BLOCK, "steps": 64, "cache": "dual"}),
+    "dual, threshold 0.9": ("llada", ONE, {**BLOCK, "rule": "threshold", "threshold": 0.9, "cache": "dual"}),
+    "dual, drawn": ("llada", ONE, {**BLOCK, "steps": 64, "temperature": 1.0, "seed": 1, "cache": "dual"}),
+    "dual, guided": ("llada", ONE, {**BLOCK, "steps": 64, "cfg_scale": 1.0, "cache": "dual"}),
+    "dual, multi_block": ("llada", ONE, {**BLOCK, "steps": 64, "strategy": "multi_block", "cache": "dual"}),
+    "dual, eight together": ("llada", EIGHT, {**BLOCK, "gen_length": 64, "steps": 64, "cache": "dual"}),
+    "exact, block-causal": ("sdar", ONE, {**BLOCK, "block_length": 4, "steps": 256}),
+    "exact, causal, eight together": ("llama", EIGHT, {"gen_length": 64}),
+    "dual, bf16": ("bf16", ONE, {**BLOCK, "steps": 64, "cache": "dual"}),
+}
+FAMILIES = {
+    "llada": {"model_type": "llada"},
+    "bf16": {"model_type": "llada"},
+    "sdar": {"model_type": "sdar", "attention": "block_causal", "block_length": 4},
+    "llama": {"model_type": "llama", "attention": "causal", "shifted_logits": True},
+}
+
+
+def work() -> None:
+    """Decode the rows that are named on stdin, and tell the CPU seconds each took."""
+    import time
+
+    import torch
+
+    import dlm
+    from dlm.models import LM, ModelConfig, Transformer
+
+    torch.set_num_threads(1)
+    models = {}
+    for line in sys.stdin:
+        family, prompts, settings = ROWS[line.strip()]
+        if family not in models:
+            config = ModelConfig(
+                vocab_size=1024, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4,
+                head_dim=64, intermediate_size=704, mask_token_id=1023, initializer_range=0.02, **FAMILIES[family],
+            )  # fmt: skip
+            network = Transformer(config)
+            network.initialise(torch.Generator().manual_seed(0))
+            network.to(torch.bfloat16 if family == "bf16" else torch.float32)
+            models[family] = LM(network.eval(), None, family)
+        started = time.process_time()
+        tokens = [result.tokens for result in dlm.generate(models[family], prompts, **settings)]
+        print(json.dumps([time.process_time() - started, sum(map(sum, tokens))]), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", help="the interpreter of one checkout")
+    parser.add_argument("new", nargs="?", default=sys.executable, help="and of the other; this one unless given")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    workers = [
+        subprocess.Popen([python, __file__, "--work"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for python in (options.old, options.new)
+    ]
+    medians = []
+    for row in ROWS:
+        ratios, sums = [], set()
+        for number in range(options.rounds + 1):
+            seconds = [0.0, 0.0]
+            for which in (0, 1) if number % 2 else (1, 0):
+                print(row, file=workers[which].stdin, flush=True)
+                seconds[which], total = json.loads(workers[which].stdout.readline())
+                sums.add(total)
+            ratios.append(seconds[1] / seconds[0])
+        low, middle, high = statistics.quantiles(ratios[1:], n=4)
+        medians.append(middle)
+        same = "" if len(sums) == 1 else "   OTHER TOKENS"
+        print(f"{row:32} {middle:.3f} ({low:.3f}–{high:.3f}) of {seconds[0]:.3f} s{same}", flush=True)
+    print(f"{'geometric mean':32} {statistics.geometric_mean(medians):.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--work"]:
+        work()
+    else:
+        raise SystemExit(main())
