@@ -12,15 +12,15 @@ from dlm.models import LM
 
 def by_ours() -> Callable[[Tensor, Tensor], Tensor]:
     """The C kernels' matrix product, with copies of the weights as it reads them fastest."""
-    told: dict[int, tuple[native.Product, Tensor]] = {}
+    products_of: dict[int, tuple[native.Product, Tensor]] = {}
 
     def multiply(x: Tensor, weight: Tensor) -> Tensor:
-        if weight.data_ptr() not in told:
+        if weight.data_ptr() not in products_of:
             rows = weight.detach().contiguous()
             panels = native.panels(rows)
             product = native.Product(rows.data_ptr(), panels.data_ptr(), None, *rows.shape, rows.stride(0))
-            told[weight.data_ptr()] = product, panels
-        return native.linear(told[weight.data_ptr()][0], x)
+            products_of[weight.data_ptr()] = product, panels
+        return native.linear(products_of[weight.data_ptr()][0], x)
 
     return multiply
 
@@ -38,14 +38,18 @@ def _as_torch_likes(weight: Tensor) -> Tensor:
 
 
 def products(
-    lm: LM, rows: int, forwards: int, asked: int | None = None, multiply: Callable[[Tensor, Tensor], Tensor] = F.linear
+    lm: LM,
+    rows: int,
+    forwards: int,
+    decided: int | None = None,
+    multiply: Callable[[Tensor, Tensor], Tensor] = F.linear,
 ) -> None:
     """Nothing but the matrix products of forwards of so many rows.
 
-    Half the `asked` ones are masks, as over a block: the last layer's products after its attention, and the logits, are
+    Half the `decided` ones are masks, as over a block: the last layer's products after its attention, and the logits, are
     of these alone.
     """
-    masks = max(1, (asked or rows) // 2)
+    masks = max(1, (decided or rows) // 2)
     asked_for: list[tuple[torch.Tensor, int]] = []
     for number, layer in enumerate(lm.network.layers, start=1):
         attn, mlp = layer.attn, layer.mlp
@@ -80,7 +84,7 @@ def attention(lm: LM, rows: int, context: int, forwards: int) -> None:
 def dual(lm: LM, context: int, block: int, blocks: int, steps: int) -> None:
     """The products and the attention of all forwards with a dual cache: a full one a block, then the block's rows."""
     for _ in range(blocks):
-        products(lm, context, 1, asked=block)
+        products(lm, context, 1, decided=block)
         attention(lm, context, context, 1)
         products(lm, block, steps // blocks - 1)
         attention(lm, block, context, steps // blocks - 1)

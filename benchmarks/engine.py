@@ -191,7 +191,7 @@ def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
 
     def products(wholes: list[int], rows: int, times: int) -> None:
         for whole in wholes:
-            bare.products(lm, whole, 1, asked=rows, multiply=multiply)
+            bare.products(lm, whole, 1, decided=rows, multiply=multiply)
         bare.products(lm, rows, later * times, multiply=multiply)
 
     jobs: dict[str, Job] = {

@@ -4,7 +4,7 @@
     python benchmarks/models.py sudoku --run runs/sudoku --card              # the card too, into the model's folder
     python benchmarks/models.py sudoku --model runs/sudoku --run runs/sudoku --card README.md --reuse   # measure nothing again
 
-What is measured is `dlm.infill` and `dlm.diffusion.bound` on held-out data, in fp32 on a CPU. It knows no training.
+What is measured is `dlm.infill` and `dlm.diffusion.bound` on held-out data, in fp32 on a CPU.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Likelihood: how many nats a model needs for a sequence, or needs at most under diffusion. Knows nothing of models."""
+"""Likelihood: how many nats a model needs for a sequence, or needs at most under diffusion."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Second thoughts about committed tokens: replacing them, or masking them again. Knows nothing of models or requests."""
+"""Changes of committed tokens: replaced by others, or masked again."""
 
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -12,7 +12,7 @@ MAX_REMASKS = 1
 def edits(
     signals: Signals, current: Int[Tensor, " n"], committed: Bool[Tensor, " n"], threshold: float
 ) -> tuple[Bool[Tensor, " n"], Int[Tensor, " n"]]:
-    """Which committed tokens give way, and to which: the most probable one, where that is another and p > threshold.
+    """The committed tokens to replace, and their replacements: the most probable token, if it is another one and p > threshold.
 
     Joint threshold decoding of LLaDA2.1.
     """

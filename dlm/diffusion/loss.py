@@ -1,4 +1,4 @@
-"""Losses of single tokens and what each counts. Knows nothing of models: it is given logits of the asked positions."""
+"""Losses of single tokens, and the weight of each in a batch."""
 
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def token_losses(logits: Float[Tensor, "n v"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Cross-entropy of each asked token in nats, in fp32."""
+    """Cross-entropy of each token in nats, in fp32."""
     return F.cross_entropy(logits.float(), targets, reduction="none")
 
 

@@ -1,4 +1,4 @@
-"""Forward masking: which tokens a training sample loses. Knows nothing of models."""
+"""Forward masking: which tokens a training sample loses."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ EPSILON = 1e-3
 
 @dataclass(frozen=True)
 class Noised:
-    """A corrupted batch: what the network sees, where it is asked, and each token's weight 1/p in the bound."""
+    """A corrupted batch: the network's input, the positions it predicts, and each token's weight 1/p in the bound."""
 
     input_ids: Int[Tensor, "b l"]
     masked: Bool[Tensor, "b l"]
@@ -65,7 +65,7 @@ def mask_tokens(
     exact_count: bool = False,
     complementary: bool = False,
 ) -> Noised:
-    """Mask each maskable token with the probability of its block, by addressed random numbers; one block unless told.
+    """Mask each maskable token with the probability of its block, by addressed random numbers; `block_length=None` is one block.
 
     `index` is each sample's global number, so the masks are the same however the batch is split. `exact_count`
     masks exactly round(p * maskable) tokens of a block (at least one) instead, the ones with the smallest numbers.

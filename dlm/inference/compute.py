@@ -14,7 +14,7 @@ from dlm.models.packing import pack
 
 
 class Compute:
-    """Makes an engine's forwards, and knows whether the weights are still those it was made for."""
+    """Makes an engine's forwards, and checks that the weights have not changed since it was made."""
 
     def __init__(self, lm: LM, config: EngineConfig) -> None:
         self.lm, self.deterministic = lm, config.deterministic
@@ -38,7 +38,7 @@ class Compute:
         return Forward(self.lm.network, layout, self.path, self.fused, self.capture, self.deterministic)
 
     def running(self) -> AbstractContextManager[None]:
-        """Stands around a step: its kernels are those of the path."""
+        """Enter it around a step: kernels then take this path."""
         return computing_with(self.path)
 
     def _freeze(self) -> None:

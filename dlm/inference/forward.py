@@ -28,7 +28,7 @@ class Forward:
 
     A block is denoised in many steps of the same spans, and all that such steps share, tables and positions included,
     is in the layout's own tensors: one recording serves them, of whatever shape, without padding. Launching a layer's
-    kernels one by one costs the host more than a GPU needs to run them when few rows are asked.
+    kernels one by one costs the host more than a GPU needs to run them when rows are few.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Forward:
         self.recorded: tuple[Callable[[], None], Tensor] | None = None
         self.ids: Tensor | None = None
 
-    def __call__(self, ids: np.ndarray, wanted: np.ndarray) -> Float[Tensor, "w d"]:
-        """`ids` are (n,), the layout's rows in order; `wanted` are (w,), those whose states are asked for, w > 0.
+    def __call__(self, ids: np.ndarray, output_rows: np.ndarray) -> Float[Tensor, "w d"]:
+        """`ids` are (n,), the layout's rows in order; `output_rows` are (w,), those whose states come back, w > 0.
 
-        The result is good until the next call.
+        The next call may overwrite the result.
         """
-        given, rows = self.layout.upload(ids), self.layout.upload(wanted)
+        given, rows = self.layout.upload(ids), self.layout.upload(output_rows)
         if self.fused is not None:
             return self.fused(self.layout, given, rows)
         if self.capture is None:
@@ -79,9 +79,9 @@ class Forward:
     def attend(self) -> Attend:
         return paged_attend(self.layout, self.path)
 
-    def _hidden(self, ids: Tensor, wanted: Tensor | None = None) -> Tensor:
+    def _hidden(self, ids: Tensor, output_rows: Tensor | None = None) -> Tensor:
         with self._products():
-            return self.network.hidden(ids, self.layout.positions, attend=self.attend, wanted=wanted)
+            return self.network.hidden(ids, self.layout.positions, attend=self.attend, output_rows=output_rows)
 
     def _products(self) -> AbstractContextManager[object]:
         return FixedRows() if self.deterministic else nullcontext()

@@ -20,7 +20,7 @@ SHARE_OF_COPIES = 0.1
 
 
 class FrozenLayers:
-    """A network's weights as C reads them. Changes are not seen; what is replaced is kept as long as this is."""
+    """A network's weights as C reads them. Later changes are not seen; replaced tensors stay alive with it."""
 
     def __init__(self, network: Transformer, linears: list[nn.Linear], norms: list[RMSNorm | None]) -> None:
         head = network.embed.weight if network.lm_head is None else network.lm_head.weight
@@ -83,12 +83,12 @@ def frozen_layers(network: Transformer, state: Any) -> FrozenLayers | None:
 
 
 def forget(network: Transformer) -> None:
-    """Read the weights anew when they are asked for next."""
+    """Read the weights again at the next use."""
     _FROZEN.pop(network, None)
 
 
 def _plain(network: Transformer) -> tuple[list[nn.Linear], list[RMSNorm | None]] | None:
-    """Seven linear layers and four norms of each layer; None where a module is of another kind or somebody listens to it."""
+    """Seven linear layers and four norms of each layer; None where a module is of another kind or has hooks."""
     if type(network) is not Transformer or network.group is not None:
         return None
     linears: list[Any] = []
@@ -129,8 +129,8 @@ class FusedLayers:
         self.room = torch.empty(0)
         self.last: tuple[Layout, Run, list[Tensor]] | None = None
 
-    def __call__(self, layout: Layout, ids: Int[Tensor, " n"], wanted: Int[Tensor, " w"]) -> Float[Tensor, "w d"]:
-        """Final hidden states of the wanted rows, (w,) in ascending order."""
+    def __call__(self, layout: Layout, ids: Int[Tensor, " n"], output_rows: Int[Tensor, " w"]) -> Float[Tensor, "w d"]:
+        """Final hidden states of the `output_rows`, (w,) in ascending order."""
         network, table = self.network, self.frozen.table
         self.shape.threads = threads_now()
         room = self._room_of(native.layers_room(self.shape, layout.rows, len(layout.spans)))
@@ -138,8 +138,8 @@ class FusedLayers:
             self.last = layout, *_run(layout, room)
         if network.positions is not None:
             table, ids = network.embedded(ids, layout.positions), torch.arange(layout.rows)
-        out = torch.empty(wanted.shape[0], network.config.hidden_size)
-        native.layers(self.shape, self.frozen.layers, self.last[1], self.frozen.norm, table, ids, wanted, out)
+        out = torch.empty(output_rows.shape[0], network.config.hidden_size)
+        native.layers(self.shape, self.frozen.layers, self.last[1], self.frozen.norm, table, ids, output_rows, out)
         return out
 
     def head(self, hidden: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
@@ -147,14 +147,14 @@ class FusedLayers:
         return native.linear(self.frozen.head, hidden, self.room)
 
     def _room_of(self, floats: int) -> Tensor:
-        """Where C works; it grows, and is kept, since to get memory anew costs more than many steps' sums."""
+        """C's scratch memory. It grows and is kept: allocating it costs more than many steps compute."""
         if self.room.shape[0] < floats:
             self.room, self.last = torch.empty(floats), None
         return self.room
 
 
 def _run(layout: Layout, room: Tensor) -> tuple[Run, list[Tensor]]:
-    """What a layout tells C, and the tensors it points to."""
+    """A layout as C reads it, and the tensors it points to."""
     pool, parts = layout.pool, layout.spans.packed(None)
     cos, sin = (None, None) if layout.rope is None else (table[0, :, 0].contiguous() for table in layout.rope)
     kept = [cos, sin, layout.slots, torch.arange(layout.rows), *parts, pool.k, pool.v, room]

@@ -1,4 +1,4 @@
-"""The packed tensors of one forward: where each row stands, which slot it is written to, which keys it sees."""
+"""The packed tensors of one forward: each row's position, the slot its keys go to, the keys it sees."""
 
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def _rope(network: Transformer, pool: PagePool, positions: Int[Tensor, " n"], fu
 
 @dataclass(frozen=True)
 class Piece:
-    """The rows of one lane of one request, and its keys."""
+    """The rows of one branch of one request, and the keys they may see."""
 
     start: int
     stop: int
@@ -44,31 +44,31 @@ class Piece:
 
 
 class Layout:
-    """Everything of a forward that does not depend on the tokens: the same as long as the same spans are run."""
+    """All of a forward that does not depend on the tokens: steps that run the same spans share it."""
 
-    def __init__(self, turns: Sized[Scheduled], pool: PagePool, network: Transformer) -> None:
+    def __init__(self, scheduled: Sized[Scheduled], pool: PagePool, network: Transformer) -> None:
         self.pool, self.device = pool, pool.k.device
         self.pieces: list[Piece] = []
         self.starts: list[list[int]] = []
-        """First row of each lane of each turn."""
+        """First row of each branch of each scheduled request."""
         positions, slots = [], []
         row, size = 0, pool.page_size
-        for turn in turns:
-            seq, span = turn.sequence, turn.span
+        for item in scheduled:
+            seq, span = item.sequence, item.span
             at = np.fromiter(span.positions, np.int64, len(span.positions))
             kept = at >= span.silent
             if span.unwritten:
                 kept &= ~np.isin(at, list(span.unwritten))
-            lanes = []
+            firsts = []
             for table in seq.pages.tables:
                 pages = np.asarray(table, np.int64)
                 positions.append(at)
                 slots.append(np.where(kept, pages[at // size] * size + at % size, -1))
                 seen = tuple(table[: pool.pages_for(span.visible)])
                 self.pieces.append(Piece(row, row + len(at), span.visible, seen, seq.attention_block))
-                lanes.append(row)
+                firsts.append(row)
                 row += len(at)
-            self.starts.append(lanes)
+            self.starts.append(firsts)
         self.rows = row
         self.host_positions, self.host_slots = np.concatenate(positions), np.concatenate(slots)
         self.positions = self.upload(self.host_positions)

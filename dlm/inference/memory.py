@@ -1,4 +1,4 @@
-"""How many pages fit: from the memory that is free, or as given. Knows no requests."""
+"""How many pages the key-value pool has: as given, or what free memory holds."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Paged attention in Triton: all spans of a forward in one launch, keys found through page tables. Knows nothing but tensors.
+"""Paged attention in Triton: all spans of a forward in one launch, keys found through page tables.
 
 The keys of a sequence are taken in chunks of CHUNK, each from a fresh softmax, and the chunks are added up in order.
 A launch that fills the GPU does that in registers; a small one gives each chunk a program of its own and adds up in a

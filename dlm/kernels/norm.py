@@ -1,4 +1,4 @@
-"""RMSNorm with the residual added on the way, one Triton kernel. Knows nothing but tensors."""
+"""RMSNorm with the residual added on the way, one Triton kernel."""
 
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 # (inside a kernel, Python is Triton's)

@@ -51,7 +51,7 @@ def _no_c(device: torch.device, dtype: torch.dtype) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """One way to compute. What it does not provide, torch does."""
+    """One way to compute. What it does not provide, torch computes."""
 
     name: str
     missing: Callable[[torch.device, torch.dtype], str | None]
@@ -65,9 +65,9 @@ class Path:
     whole_layers: bool
     """A plain network's layers are one call."""
     confident: bool
-    """Confidence takes one pass at temperature 0 …"""
+    """`confidence` is one pass over the vocabulary at temperature 0."""
     draws: bool
-    """… and above."""
+    """`confidence` is one pass above temperature 0 too."""
 
     def takes(self, x: Tensor) -> bool:
         """Whether it computes on this tensor. C reads its memory: no gradient, and of torch's own kind."""
@@ -118,7 +118,7 @@ def find(kernels: str, device: torch.device, dtype: torch.dtype) -> Path:
     if kernels not in PATHS:
         raise UserError(f"kernels = {kernels!r} is not known: take one of auto, {', '.join(PATHS)}")
     if (why := PATHS[kernels].missing(device, dtype)) is not None:
-        raise UserError(f'kernels = "{kernels}" cannot be had: {why}; "auto" takes the fastest that can')
+        raise UserError(f'kernels = "{kernels}" cannot be used: {why}; "auto" takes the fastest that can')
     return PATHS[kernels]
 
 

@@ -1,4 +1,4 @@
-"""Confidence in Triton: one pass over the vocabulary tells of each row its token and how sure it is. Knows nothing but tensors.
+"""Confidence in Triton: each row's token and its probability in one pass over the vocabulary.
 
 The vocabulary is cut into chunks of CHUNK tokens, a program each, and a second, small kernel adds the chunks up. The
 cut never depends on the number of rows, so neither do results.

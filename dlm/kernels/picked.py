@@ -1,4 +1,4 @@
-"""What one pass over the vocabulary tells of each row. Knows nothing of how it was computed."""
+"""What `confidence` returns for each row."""
 
 from dataclasses import dataclass
 

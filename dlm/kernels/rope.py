@@ -1,4 +1,4 @@
-"""Rotate queries and keys and write keys and values to their pages, one Triton kernel. Knows nothing but tensors."""
+"""Rotate queries and keys and write keys and values to their pages, one Triton kernel."""
 
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 # pyright: reportArgumentType=false, reportOperatorIssue=false

@@ -1,9 +1,9 @@
 """How many threads the C kernels use: torch's number, or fewer while other processes keep the cores busy.
 
 OpenMP's threads by default spin while they wait for one another. If one of them shares its core with another process,
-the others spin until it had its turn: decoding on two threads then takes 20 times as long as on one. Commands make the
-wait short (cli/threads.py), which is possible only before torch starts. In any other program these kernels use the
-free cores alone, which changes no bit of their results. OMP_NUM_THREADS, or a number given to torch that it would not
+the others spin until that process pauses: decoding on two threads then takes 20 times as long as on one. Commands make
+the wait short (cli/threads.py), which is possible only before torch starts. In any other program these kernels use only
+the free cores; their results are the same, bit for bit. OMP_NUM_THREADS, or a number of threads that torch would not
 have chosen itself, is obeyed.
 """
 
@@ -30,8 +30,8 @@ class Watch:
         self.others = 0.0
         self.before = time.monotonic(), self._busy(), time.process_time()
 
-    def look(self) -> None:
-        """Renew `others` if the last look was SECONDS ago."""
+    def update(self) -> None:
+        """Measure `others` anew if the last measurement is SECONDS old."""
         then, busy, own = self.before
         now = time.monotonic()
         if now - then >= SECONDS:
@@ -60,5 +60,5 @@ def threads_now() -> int:
     given, cores = torch.get_num_threads(), len(WATCH.cores)
     if FIXED or given == 1 or given not in (cores, cores // 2):  # torch takes all cores, or one of a pair
         return given
-    WATCH.look()
+    WATCH.update()
     return max(1, min(given, cores - round(WATCH.others)))

@@ -1,4 +1,4 @@
-"""Who sees whom, as a value, and dense attention under it. Knows nothing of pages: the engine brings its own `Attend`."""
+"""Who sees whom, as a value, and dense attention under it. The engine brings an `Attend` of its own, over pages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,14 +78,14 @@ def dense_attend(
     allowed = blocks = None
     if spec.kind == "two_stream":
         # Imported here: with FlexAttention comes torch._dynamo, a second of every start.
-        from dlm.models.streams import block_sight, dense_sight
+        from dlm.models.streams import block_mask, dense_mask
 
         assert spec.block_length is not None and not spec.apart
         streams = positions.shape[1] // 2, spec.block_length, positions.device
         if positions.is_cuda and valid is None:
-            blocks = block_sight(*streams)
+            blocks = block_mask(*streams)
         else:
-            allowed = dense_sight(*streams)
+            allowed = dense_mask(*streams)
     elif not causal:
         allowed = spec.allowed(positions, positions)
     if spec.apart:
@@ -165,14 +165,14 @@ class Attention(nn.Module):
         self.packed: Tensor | None = None
         """The three projections' weights side by side; see dlm.models.packing."""
 
-    def forward(self, x: Float[Tensor, "*b d"], attend: Attend, wanted: Tensor | None = None) -> Tensor:
-        """Of packed rows, only the `wanted` ones come out; all are seen."""
+    def forward(self, x: Float[Tensor, "*b d"], attend: Attend, output_rows: Tensor | None = None) -> Tensor:
+        """With `output_rows`, only these rows of a packed input come out; keys and values are of all."""
         shape = *x.shape[:-1], -1, self.head_dim
         q, k, v = (part.view(shape) for part in self._project(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         found = attend(self.layer, q, k, v).flatten(-2)
-        return self.o_proj(found if wanted is None else found.index_select(0, wanted))
+        return self.o_proj(found if output_rows is None else found.index_select(0, output_rows))
 
     def _project(self, x: Float[Tensor, "*b d"]) -> tuple[Tensor, ...]:
         packed = self.packed

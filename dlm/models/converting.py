@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def convert(lm: "LM", attention: AttentionKind = "bidirectional", block_length: int | None = None) -> "LM":
-    """Change who sees whom, in place, and return the model; with sight of what follows comes a mask token.
+    """Change who sees whom, in place, and return the model; a network that sees what follows gets a mask token.
 
     `dlm.models.convert(dlm.load("Qwen/Qwen3-0.6B"))` is what training with `train.init_from` starts from: the same
     weights, and still the token at i predicted by the logits at i-1, which `config.shifted_logits` records. The mask is

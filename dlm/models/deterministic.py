@@ -1,4 +1,4 @@
-"""Matrix products that do not depend on how many rows are multiplied together. Knows nothing of requests."""
+"""Matrix products that do not depend on how many rows are multiplied together."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ ROWS = 32
 class FixedRows(TorchFunctionMode):
     """While entered, every linear layer works on pieces of exactly ROWS rows, the last one filled up with zeros.
 
-    A library picks its kernel, and with it the order of additions, by the shape of a product; with one shape a row's
-    result is the same, bit for bit, whatever stands beside it. Norms and activations work row by row as it is. Not
-    covered: `grouped_mm`, which mixtures of experts use in bfloat16 on a GPU.
+    A library chooses its kernel, and with it the order of additions, by the shape of a product. With one shape, a row's
+    result does not depend on the other rows, bit for bit. Norms and activations never mix rows. Not covered:
+    `grouped_mm`, which mixtures of experts use in bfloat16 on a GPU.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Where weights go and as what: devices, dtypes, and whether there is room."""
+"""The device and dtype of a model's weights, and whether they fit there."""
 
 import os
 import reprlib

@@ -49,7 +49,7 @@ def weights_digest(network: Transformer) -> str:
 
 
 def forget(network: Transformer) -> None:
-    """Take the digest anew when it is asked for next."""
+    """Compute the digest again at the next use."""
     _known.pop(network, None)
 
 

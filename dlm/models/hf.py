@@ -1,6 +1,6 @@
 """The network as transformers' `PreTrainedModel`, for peft, bitsandbytes and device_map. Nothing else imports this.
 
-Importing it registers every family that transformers lacks with its Auto classes; it knows no sampling and no training.
+Importing it registers every family that transformers lacks with its Auto classes.
 """
 
 import re
@@ -108,10 +108,10 @@ class HubModel(_PreTrainedModel):
         logits: Float[Tensor, "b l v"] = self.network(input_ids, position_ids, valid)
         loss = None
         if labels is not None:
-            aligned, wanted = (
+            aligned, targets = (
                 (logits[:, :-1], labels[:, 1:]) if self.network.config.shifted_logits else (logits, labels)
             )
-            loss = F.cross_entropy(aligned.flatten(0, 1).float(), wanted.flatten(), ignore_index=-100)
+            loss = F.cross_entropy(aligned.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
         output = MaskedLMOutput(loss=loss, logits=logits)
         return output.to_tuple() if return_dict is False else output
 

@@ -1,4 +1,4 @@
-"""Mixture-of-experts feed-forward. Knows nothing of attention."""
+"""Mixture-of-experts feed-forward."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Tensor parallelism on one node: each process holds its share of every layer's heads. Knows nothing of requests."""
+"""Tensor parallelism on one node: each process holds its share of every layer's heads."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Rotary frequencies, with the scalings that published checkpoints use. Knows nothing of layers."""
+"""Rotary frequencies, with the scalings that published checkpoints use."""
 
 import math
 import reprlib

@@ -135,13 +135,13 @@ def belonging(config: ModelConfig, family: str) -> ModelConfig:
     if family != "dlm":  # which says everything itself
         changes |= {"attention": own.attention, "mask_in_softmax": own.mask_in_softmax}
         changes |= {} if own.attention == "block_causal" else {"block_length": None}
-    asked = config.model_copy(update=changes)
-    read = config_from_hub(config_to_hub(asked))
-    lost = [key for key in ModelConfig.model_fields if getattr(read, key) != getattr(asked, key)]
+    written = config.model_copy(update=changes)
+    read = config_from_hub(config_to_hub(written))
+    lost = [key for key in ModelConfig.model_fields if getattr(read, key) != getattr(written, key)]
     if lost:
-        stated = ", ".join(f"{key} = {getattr(asked, key)!r}" for key in lost)
+        stated = ", ".join(f"{key} = {getattr(written, key)!r}" for key in lost)
         raise UserError(f"family = {family!r} cannot say {stated}: leave family out, and the model is saved as `dlm`")
-    return asked
+    return written
 
 
 def hub_settings(lm: "LM", config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:

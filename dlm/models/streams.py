@@ -1,4 +1,4 @@
-"""The two streams of block diffusion, noisy blocks beside clean text, in one forward. Knows no layers and no noise."""
+"""The two streams of block diffusion, noisy blocks beside clean text, in one forward."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -13,7 +13,7 @@ SMALLEST_HEAD = 16
 """Channels a head has at least in FlexAttention's kernel; smaller ones are padded."""
 
 
-def sight(length: int, block_length: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def visibility(length: int, block_length: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Whether row q sees row k of a canvas [noisy | clean] of 2 * length rows, as FlexAttention asks it (BD3-LM, eq. 8).
 
     A block sees itself in its own stream; clean text sees the clean blocks before it, and so do noisy blocks.
@@ -27,17 +27,17 @@ def sight(length: int, block_length: int) -> Callable[[Tensor, Tensor, Tensor, T
     return sees
 
 
-def dense_sight(length: int, block_length: int, device: torch.device) -> Bool[Tensor, "1 m m"]:
+def dense_mask(length: int, block_length: int, device: torch.device) -> Bool[Tensor, "1 m m"]:
     """The same as a table."""
     row, nothing = torch.arange(2 * length, device=device), torch.zeros((), device=device)
-    return sight(length, block_length)(nothing, nothing, row[:, None], row)[None]
+    return visibility(length, block_length)(nothing, nothing, row[:, None], row)[None]
 
 
 @torch.compiler.disable()
 @lru_cache(maxsize=8)
-def block_sight(length: int, block_length: int, device: torch.device) -> BlockMask:
+def block_mask(length: int, block_length: int, device: torch.device) -> BlockMask:
     """The same for FlexAttention, which leaves out what is not seen: about three parts in four."""
-    return create_block_mask(sight(length, block_length), None, None, 2 * length, 2 * length, device)
+    return create_block_mask(visibility(length, block_length), None, None, 2 * length, 2 * length, device)
 
 
 def flex_attend(

@@ -1,7 +1,7 @@
-"""Numbers below 1.2e-38 (fp32's subnormals) as zeros. Knows only the processor.
+"""Numbers below 1.2e-38 (fp32's subnormals) as zeros.
 
-What a trained network is sure against underflows, and a CPU takes such numbers for exact at a tenth of its speed. As zeros
-they cost nothing.
+A trained network gives unlikely tokens probabilities that underflow, and a CPU computes with subnormals at a tenth of its
+speed. Zeros cost nothing.
 """
 
 import sys
@@ -13,10 +13,10 @@ import torch
 
 @contextmanager
 def subnormals_as_zeros() -> Iterator[None]:
-    """Until left, this thread, and every thread it starts, takes subnormal numbers for zeros.
+    """Until left, this thread and every thread it starts take subnormal numbers for zeros.
 
-    So it stands around what first makes torch start its threads (loading a model, a training run), and around each step
-    of decoding; the program that called us keeps its arithmetic.
+    Use it around what makes torch start its threads (loading a model, a training run) and around each decoding step. The
+    caller's arithmetic is as before afterwards.
     """
     were = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)

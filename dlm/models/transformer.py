@@ -1,4 +1,4 @@
-"""The network: one plain pre-norm Transformer for every family. Knows nothing of sampling, requests or files."""
+"""The network: one plain pre-norm Transformer for every family."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -49,9 +49,9 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MoE(config) if sparse else MLP(config)
 
-    def forward(self, x: Float[Tensor, "*b d"], attend: Attend, wanted: Int[Tensor, " w"] | None = None) -> Tensor:
-        found = self.attn(self.attn_norm(x), attend, wanted)
-        x = (x if wanted is None else x.index_select(0, wanted)) + found
+    def forward(self, x: Float[Tensor, "*b d"], attend: Attend, output_rows: Int[Tensor, " w"] | None = None) -> Tensor:
+        found = self.attn(self.attn_norm(x), attend, output_rows)
+        x = (x if output_rows is None else x.index_select(0, output_rows)) + found
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -118,12 +118,12 @@ class Transformer(nn.Module):
         attention: AttentionSpec | None = None,
         attend: Attend | None = None,
         taps: dict[int, Tensor] | None = None,
-        wanted: Int[Tensor, " w"] | None = None,
+        output_rows: Int[Tensor, " w"] | None = None,
     ) -> Float[Tensor, "*b l d"]:
         """Final hidden states, after the last norm. `valid` is False on padding.
 
         `attend` replaces dense attention, rotary positions included (see `rope_of`); the ids may then be one packed
-        row (n,) of any requests, and the states only those of the `wanted` rows, (w, d): the last layer is not computed
+        row (n,) of any requests, and the states only those of the `output_rows`, (w, d): the last layer is not computed
         further than they need. `taps` is filled with each layer's output, by the layer's number.
         """
         if positions is None:
@@ -135,7 +135,7 @@ class Transformer(nn.Module):
             if self.gradient_checkpointing and self.training:
                 x = checkpoint(layer, x, attend, use_reentrant=False)
             else:
-                x = layer(x, attend, wanted if number == len(self.layers) - 1 else None)
+                x = layer(x, attend, output_rows if number == len(self.layers) - 1 else None)
             if taps is not None:
                 taps[number] = x
         return self.norm(x)

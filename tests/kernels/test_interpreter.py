@@ -12,19 +12,10 @@ import pytest
 def test_kernels_equal_their_twins_under_the_interpreter(cases):
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'dlm[gpu]'")
     here = Path(__file__)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        str(here.with_name("interpreted.py")),
-    ]
+    options = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(
-        command,
+        [sys.executable, *options, here.with_name("interpreted.py")],
         cwd=here.parents[2],
         env={**ours, "TRITON_INTERPRET": "1", "DLM_KERNEL_CASES": str(cases)},
         capture_output=True,

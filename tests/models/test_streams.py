@@ -6,13 +6,13 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from dlm.models.attention import AttentionSpec
-from dlm.models.streams import SMALLEST_HEAD, block_sight, dense_sight, flex_attend, sight
+from dlm.models.streams import SMALLEST_HEAD, block_mask, dense_mask, flex_attend, visibility
 from tests.diffusion.enumeration import tiny_network
 
 SHAPES = [(8, 2), (7, 3), (6, 6), (5, 1), (4, 9)]
 
 
-def told(length: int, block_length: int) -> torch.Tensor:
+def looped(length: int, block_length: int) -> torch.Tensor:
     """BD3-LM's mask, a pair of rows at a time."""
     table = torch.zeros(2 * length, 2 * length, dtype=torch.bool)
     for q in range(2 * length):
@@ -28,14 +28,14 @@ def told(length: int, block_length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("length", "block_length"), SHAPES)
 def test_every_pair_of_rows_is_as_the_paper_says(length, block_length):
-    assert torch.equal(dense_sight(length, block_length, torch.device("cpu"))[0], told(length, block_length))
+    assert torch.equal(dense_mask(length, block_length, torch.device("cpu"))[0], looped(length, block_length))
 
 
 @pytest.mark.parametrize(("length", "block_length"), SHAPES)
 def test_flex_attention_asks_the_same(length, block_length):
-    rule = sight(length, block_length)
+    rule = visibility(length, block_length)
     asked = create_block_mask(rule, None, None, 2 * length, 2 * length, "cpu", BLOCK_SIZE=1).to_dense()[0, 0]
-    assert torch.equal(asked.bool(), told(length, block_length))
+    assert torch.equal(asked.bool(), looped(length, block_length))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -44,8 +44,8 @@ def test_flex_attention_computes_what_the_table_does(monkeypatch, head):
     monkeypatch.setattr("dlm.models.streams._compiled", lambda: flex_attention)
     length, block_length, draw = 7, 3, torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, heads, 2 * length, head, generator=draw) for heads in (4, 2, 2))
-    found = flex_attend(q, k, v, block_sight(length, block_length, torch.device("cpu")))
-    table = told(length, block_length)
+    found = flex_attend(q, k, v, block_mask(length, block_length, torch.device("cpu")))
+    table = looped(length, block_length)
     wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=table, enable_gqa=True)
     torch.testing.assert_close(found, wanted)
 

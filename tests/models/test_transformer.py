@@ -43,11 +43,11 @@ def test_predict_is_aligned_with_the_token_it_predicts(case: str) -> None:
         raw, got = lm.network(ids), lm.predict(ids, rows)
     if lm.config.shifted_logits:
         raw = torch.cat((raw[:, :1], raw[:, :-1]), 1)
-    wanted = raw[rows]
+    expected = raw[rows]
     if case == "dlm":
         assert (got[:, 40] == float("-inf")).all()
-        wanted[:, 40] = float("-inf")
-    torch.testing.assert_close(got, wanted)
+        expected[:, 40] = float("-inf")
+    torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("case", ["dlm", "sdar", "qwen3", "dlm-learned"])
@@ -96,11 +96,11 @@ def test_rows_that_nobody_asks_for_are_left_out_of_the_last_layer_alone(case: st
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1)
 
     network, shown, after = tiny.model(case).network.eval(), [], []
-    ids, positions, wanted = torch.arange(1, 10), torch.arange(9), torch.tensor([2, 3, 7])
+    ids, positions, output_rows = torch.arange(1, 10), torch.arange(9), torch.tensor([2, 3, 7])
     for layer in network.layers:
         layer.mlp.register_forward_hook(lambda _, rows, __: after.append(len(rows[0])))
     with torch.no_grad():
         whole = network.hidden(ids, positions, attend=attend)
-        some = network.hidden(ids, positions, attend=attend, wanted=wanted)
-    torch.testing.assert_close(some, whole[wanted])
+        some = network.hidden(ids, positions, attend=attend, output_rows=output_rows)
+    torch.testing.assert_close(some, whole[output_rows])
     assert shown == [9] * 4 and after == [9, 9, 9, 3]

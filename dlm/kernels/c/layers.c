@@ -20,10 +20,10 @@ static void norm_heads(float *x, int64_t width, const float *weight, float eps, 
   for (int64_t i = 0; i < n; i++) memcpy(x + i * width, room + i * h * e, h * e * sizeof(float));
 }
 
-/* Final hidden states (w, d) of the wanted rows, after the last norm, from the rows of a table (v, d) that n ids name;
+/* Final hidden states (w, d) of the output rows, after the last norm, from the rows of a table (v, d) that n ids name;
    returns the place of an id that is not in it, or -1. run->room holds dlm_layers_room(net, n, spans) floats. */
 int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, const float *last_norm, const float *table,
-                   int64_t v, const int64_t *ids, const int64_t *wanted, int64_t w, float *out) {
+                   int64_t v, const int64_t *ids, const int64_t *output_rows, int64_t w, float *out) {
   int64_t n = run->n, d = net->d, h = net->h, g = net->g, e = net->e, f = net->f, width = (h + 2 * g) * e;
   int threads = net->threads;
   float *room = run->room, *attention = room + dlm_room(n, threads);
@@ -48,9 +48,9 @@ int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, cons
     dlm_write(qkv + h * e, width, qkv + (h + g) * e, width, run->cos, run->sin, run->slots, keys, values, n, g, e,
               net->r, threads);
     const int64_t *rows = run->all_rows;
-    if (number == net->layers - 1) { /* from here on only the wanted rows */
-      for (int64_t i = 0; i < w; i++) memcpy(few + i * d, x + wanted[i] * d, d * sizeof(float));
-      x = few, n = w, rows = wanted;
+    if (number == net->layers - 1) { /* from here on only the output rows */
+      for (int64_t i = 0; i < w; i++) memcpy(few + i * d, x + output_rows[i] * d, d * sizeof(float));
+      x = few, n = w, rows = output_rows;
     }
     dlm_paged_attention(queries, h * e, keys, values, run->starts, run->positions, run->visible, run->tables,
                         run->table_width, run->block_lengths, rows, found, attention, run->spans, n, h, g, e,

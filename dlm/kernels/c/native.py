@@ -142,17 +142,17 @@ def layers(
     norm: Float[Tensor, " d"],
     table: Float[Tensor, "v d"],
     ids: Int[Tensor, " n"],
-    wanted: Int[Tensor, " w"],
+    output_rows: Int[Tensor, " w"],
     out: Float[Tensor, "w d"],
 ) -> None:
-    """See dlm.inference.fused: final hidden states of the wanted rows, from the rows of a table that ids name."""
+    """See dlm.inference.fused: final hidden states of the `output_rows`, from the rows of a table that ids name."""
     shared = ctypes.byref(network), ctypes.byref(layers), ctypes.byref(run)
     given = (
         norm.data_ptr(),
         table.data_ptr(),
         table.shape[0],
         ids.data_ptr(),
-        wanted.data_ptr(),
+        output_rows.data_ptr(),
         out.shape[0],
         out.data_ptr(),
     )
