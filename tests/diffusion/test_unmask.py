@@ -21,7 +21,8 @@ from dlm.diffusion.unmask import (
     Threshold,
     schedule,
 )
-from dlm.inference.config import READ_BY, SamplerConfig
+from dlm.inference.config import SamplerConfig
+from dlm.inference.readers import READ_BY
 
 # --- the definitions, one row at a time: `scores` by position, `masked` a list of positions ---
 

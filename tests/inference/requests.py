@@ -3,7 +3,7 @@
 import torch
 
 import dlm
-from dlm.inference.config import READ_BY
+from dlm.inference.readers import READ_BY
 from dlm.inference.reference import sample
 
 MASK = 63
