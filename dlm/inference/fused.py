@@ -127,6 +127,11 @@ class FusedLayers:
         self.network, self.frozen = network, frozen
         self.shape = Network(len(network.layers), c.hidden_size, *heads, c.intermediate_size, rotated, c.rms_norm_eps)
         self.room = torch.empty(0)
+        self.projected: tuple[Tensor, ...] = ()
+        """The first layer's projections of tokens, and of which: made as they are met, where memory is plenty."""
+        tokens, width = network.embed.weight.shape[0], (heads[0] + 2 * heads[1]) * heads[2]
+        if network.positions is None and 4 * tokens * width <= SHARE_OF_COPIES * free_memory(torch.device("cpu")):
+            self.projected = torch.empty(tokens, width), torch.zeros(tokens, dtype=torch.uint8)
         self.last: tuple[Layout, Run, list[Tensor]] | None = None
 
     def __call__(self, layout: Layout, ids: Int[Tensor, " n"], output_rows: Int[Tensor, " w"]) -> Float[Tensor, "w d"]:
@@ -135,7 +140,7 @@ class FusedLayers:
         self.shape.threads = threads_now()
         room = self._room_of(native.layers_room(self.shape, layout.rows, len(layout.spans)))
         if self.last is None or self.last[0] is not layout:
-            self.last = layout, *_run(layout, room)
+            self.last = layout, *_run(layout, room, self.projected)
         if network.positions is not None:
             table, ids = network.embedded(ids, layout.positions), torch.arange(layout.rows)
         out = torch.empty(output_rows.shape[0], network.config.hidden_size)
@@ -153,10 +158,10 @@ class FusedLayers:
         return self.room
 
 
-def _run(layout: Layout, room: Tensor) -> tuple[Run, list[Tensor]]:
+def _run(layout: Layout, room: Tensor, projected: tuple[Tensor, ...]) -> tuple[Run, list[Tensor]]:
     """A layout as C reads it, and the tensors it points to."""
     pool, parts = layout.pool, layout.spans.packed(None)
     cos, sin = (None, None) if layout.rope is None else (table[0, :, 0].contiguous() for table in layout.rope)
-    kept = [cos, sin, layout.slots, torch.arange(layout.rows), *parts, pool.k, pool.v, room]
+    kept = [cos, sin, layout.slots, torch.arange(layout.rows), *parts, pool.k, pool.v, room, *projected]
     numbers = layout.rows, len(layout.spans), pool.page_size, parts[3].shape[1], pool.k.stride(0)
     return Run(*numbers, *(None if x is None else x.data_ptr() for x in kept)), [x for x in kept if x is not None]

@@ -37,6 +37,8 @@ typedef struct { /* what stays as long as the same spans are run */
   const int64_t *slots, *all_rows; /* all_rows: 0 ... n - 1 */
   const int32_t *starts, *positions, *visible, *tables, *block_lengths;
   float *keys, *values, *room;
+  float *projected; /* the first layer's queries, keys and values of tokens, (v, (h + 2 g) e): of the token alone */
+  uint8_t *known;   /* (v,): of which tokens they are there; both may be 0 */
 } Run;
 
 /* products.c */

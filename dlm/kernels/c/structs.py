@@ -35,7 +35,7 @@ class Run(ctypes.Structure):
     _fields_ = [
         *[(name, _I) for name in ("n", "spans", "page_size", "table_width", "layer_stride")],
         *[(name, _P) for name in ("cos", "sin", "slots", "all_rows", "starts", "positions", "visible", "tables")],
-        *[(name, _P) for name in ("block_lengths", "keys", "values", "room")],
+        *[(name, _P) for name in ("block_lengths", "keys", "values", "room", "projected", "known")],
     ]
 
 
