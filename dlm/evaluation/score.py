@@ -145,7 +145,8 @@ def _tokens(lm: LM, context: str, text: str, where: str) -> tuple[list[int], lis
 def _encode(lm: LM, text: str) -> list[int]:
     """Ids of a text; what is spelt like the mask is text."""
     tokenizer = lm.require_tokenizer()
-    ids, mask = tokenizer.encode(text), tokenizer.backend.id_to_token(lm.mask_id)
+    ids = tokenizer.encode(text)
+    mask = None if lm.mask_id is None else tokenizer.backend.id_to_token(lm.mask_id)
     if mask is None or lm.mask_id not in ids:
         return ids
     first, *rest = (tokenizer.encode(part) for part in text.split(mask))

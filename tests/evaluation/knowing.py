@@ -27,7 +27,7 @@ class Knowing(Transformer):
         positions: Tensor | None = None,
         valid: Tensor | None = None,
         *_: object,
-        wanted: Tensor | None = None,
+        output_rows: Tensor | None = None,
         **__: object,
     ) -> Tensor:
         """Logits at once; one packed row of whole texts, or a padded batch."""
@@ -36,7 +36,7 @@ class Knowing(Transformer):
             starts = (positions == 0).nonzero()[:, 0].tolist()
             lengths = [end - start for start, end in pairwise([*starts, len(positions)])]
             packed = torch.cat([self._look(ids) for ids in input_ids.split(lengths)])
-            return packed if wanted is None else packed[wanted]
+            return packed if output_rows is None else packed[output_rows]
         lengths = input_ids.shape[1] * torch.ones(len(input_ids)) if valid is None else valid.sum(-1)
         logits = torch.zeros(*input_ids.shape, self.config.vocab_size)
         for row, length in enumerate(lengths.int().tolist()):
