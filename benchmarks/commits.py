@@ -1,7 +1,8 @@
 """Decoding speed of two checkouts, taking turns in one run: `python benchmarks/commits.py OLD/.venv/bin/python [NEW/.venv/bin/python]`.
 
 Each row is one way of decoding the same random model of width 256: the median over rounds of new CPU time by old CPU time,
-with quartiles; the last line is the geometric mean. Each interpreter imports the `dlm` that is installed for it.
+with quartiles; the last line is the geometric mean. Each interpreter imports the `dlm` that is installed for it, and starts
+anew in each round: where its memory happens to lie makes a difference of a tenth.
 """
 
 import argparse
@@ -66,26 +67,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", help="the interpreter of one checkout")
     parser.add_argument("new", nargs="?", default=sys.executable, help="and of the other; this one unless given")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    workers = [
-        subprocess.Popen([python, __file__, "--work"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for python in (options.old, options.new)
-    ]
-    medians = []
-    for row in ROWS:
-        ratios, sums = [], set()
-        for number in range(options.rounds + 1):
+    ratios: dict[str, list[float]] = {row: [] for row in ROWS}
+    sums: dict[str, set[int]] = {row: set() for row in ROWS}
+    for number in range(options.rounds):
+        workers = [
+            subprocess.Popen([python, __file__, "--work"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for python in (options.old, options.new)
+        ]
+        for row in ROWS:
             seconds = [0.0, 0.0]
-            for which in (0, 1) if number % 2 else (1, 0):
+            for which in (0, 1, 0, 1) if number % 2 else (1, 0, 1, 0):  # the first time warms up
                 print(row, file=workers[which].stdin, flush=True)
                 seconds[which], total = json.loads(workers[which].stdout.readline())
-                sums.add(total)
-            ratios.append(seconds[1] / seconds[0])
-        low, middle, high = statistics.quantiles(ratios[1:], n=4)
+                sums[row].add(total)
+            ratios[row].append(seconds[1] / seconds[0])
+        for worker in workers:
+            worker.communicate()
+    medians = []
+    for row, found in ratios.items():
+        low, middle, high = statistics.quantiles(found, n=4)
         medians.append(middle)
-        same = "" if len(sums) == 1 else "   OTHER TOKENS"
-        print(f"{row:32} {middle:.3f} ({low:.3f}–{high:.3f}) of {seconds[0]:.3f} s{same}", flush=True)
+        same = "" if len(sums[row]) == 1 else "   OTHER TOKENS"
+        print(f"{row:32} {middle:.3f} ({low:.3f}–{high:.3f}){same}")
     print(f"{'geometric mean':32} {statistics.geometric_mean(medians):.3f}")
     return 0
 

@@ -176,8 +176,10 @@ class Canvas:
         return True
 
     def _lay_out(self) -> None:
-        positions = np.concatenate([block.positions for block in self.open])
+        positions = self.open[0].positions
         if len(self.open) > 1:
-            positions.sort()
-        gaps = np.flatnonzero(np.diff(positions) != 1) + 1
-        self.columns = np.insert(positions, gaps, GAP)
+            positions = np.sort(np.concatenate([block.positions for block in self.open]))
+        self.columns = positions
+        if positions[-1] - positions[0] >= len(positions):
+            gaps = np.flatnonzero(np.diff(positions) != 1) + 1
+            self.columns = np.insert(positions, gaps, GAP)
