@@ -107,7 +107,7 @@ class SamplerConfig(RuleSettings):
         default=16, ge=0, le=MOST, description="Extra passes a block may spend on editing."
     )
     strategy: str = Field(
-        default="block", description="One block after the other, or a few consecutive ones at a time."
+        default="block", description="block: one block after the other; multi_block: a few consecutive ones at a time."
     )
     max_active_blocks: int = Field(
         default=4, ge=1, le=MOST, description="Strategy multi_block: blocks denoised at a time."

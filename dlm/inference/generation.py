@@ -1,5 +1,7 @@
 """`dlm.generate` and `dlm.infill`: every prompt through one engine, results in order. Knows nothing of how they are decoded."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -58,26 +58,29 @@ class StepEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One finished request."""
+    """One finished request.
+
+    text: What was generated; for infilling the whole text with its holes filled.
+    tokens: Generated ids only, up to and including end-of-text or the token that completed a stop string (`text` ends
+        before that string, which may be within a token); for infilling those of all holes in order.
+    nfe: Forward passes spent on this request.
+    tpf: Generated tokens a forward pass.
+    finish_reason: "stop": it wrote end-of-text or a stop string; "length": it filled what it was given; "interrupted":
+        Ctrl-C came before its end.
+    request_id, sample: Whose result it is: `sample` is its number among the samples asked of one prompt.
+    holes: For infilling: the filled pieces in order.
+    steps: The step, from 0, at which each token was committed (the last time, if it was masked again).
+    """
 
     text: str
-    """What was generated; for infilling the whole text with its holes filled."""
     tokens: list[int]
-    """Generated ids only, up to and including end-of-text or the token that completed a stop string (`text` ends before
-    that string, which may be within a token); for infilling those of all holes in order."""
     nfe: int
-    """Forward passes spent on this request."""
     tpf: float
-    """Generated tokens a forward pass."""
     finish_reason: FinishReason
-    """"stop": it wrote end-of-text or a stop string; "length": it filled what it was given; "interrupted": Ctrl-C came
-    before its end."""
     request_id: str
     sample: int = 0
     holes: list[str] | None = None
-    """For infilling: the filled pieces in order."""
     steps: list[int] = field(default_factory=list)
-    """The step, from 0, at which each token was committed (the last time, if it was masked again)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
