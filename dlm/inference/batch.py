@@ -154,6 +154,8 @@ class Batch:
         )
 
     def _apply(self, seq: Sequence, decision: Decision) -> None:
+        if not self._is_current(seq):
+            return  # it was cancelled in this step
         if seq.recorder is not None:
             note(seq.recorder, seq, decision)
         seq.apply(decision)
@@ -206,7 +208,7 @@ class Batch:
 
     def _tell(self, seq: Sequence, event: Event) -> None:
         if not self._is_current(seq):
-            return  # it was cancelled
+            return
         for told in (seq.log.events, *(() if seq.log.private else (self.news,))):
             if not told or told[-1] is not event:
                 told.append(event)

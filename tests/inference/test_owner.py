@@ -103,7 +103,15 @@ def test_on_step_cannot_step_but_may_cancel_and_add():
 
     engine = dlm.Engine(tiny_lm(), on_step=on_step)
     first = engine.add_request([1], gen_length=8)
+    assert engine.step() == [] and not engine.owner.inbox and engine.stats().pages_used == 0  # at the end of the step
     assert [event.request_id for event in engine.stream()] == added and errors == [first]
+
+
+def test_a_request_that_is_cancelled_in_its_last_step_tells_nothing():
+    engine = dlm.Engine(tiny_lm(), on_step=lambda event: engine.cancel(event.request_ids[0]))
+    name = engine.add_request([1], gen_length=2, steps=1)
+    assert engine.step() == [] and not engine.has_work and engine.stats().finished == 0
+    assert list(engine.stream_of(name)) == []
 
 
 def test_one_request_is_followed_while_another_thread_steps():
