@@ -81,3 +81,12 @@ def test_parked_pages_hold_what_they_held():
     batch.scheduler.waiting.appendleft(first)
     batch.scheduler.schedule()
     assert batch.pool.read(first.pages.tables[0])[:, :, : before.shape[2]].equal(before)
+
+
+def test_a_cleared_pool_gets_no_page_back():
+    batch, (first,) = batch_of([8])
+    batch.scheduler.schedule()
+    batch.pool.clear()
+    taken = batch.pool.allocate(batch.pool.num_pages)
+    first.pages.release(batch.pool)
+    assert batch.pool.users[taken].all() and not first.pages.tables
