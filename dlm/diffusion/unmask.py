@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
-import numpy as np
 from pydantic import Field
 
 if TYPE_CHECKING:
+    import numpy as np
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
@@ -224,6 +224,7 @@ def _first(score: Float[Tensor, "b l"], masked: Bool[Tensor, "b l"], count: Int[
 
 
 def _first_on_host(score: np.ndarray, masked: np.ndarray, count: list[int]) -> Tensor:
+    import numpy as np
     import torch
 
     order = np.argsort(np.where(masked, -score, np.inf), axis=-1, kind="stable")
