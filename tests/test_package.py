@@ -19,6 +19,7 @@ PROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 def test_public_names():
     assert dlm.__all__ == [
         "load",
+        "load_draft",
         "save",
         "available",
         "generate",
