@@ -115,6 +115,16 @@ class SamplerConfig(RuleSettings):
     block_add: float = Field(
         default=0.1, ge=0, le=1, description="Strategy multi_block: filled share of the last block that adds one more."
     )
+    draft_length: int | Literal["auto"] | None = Field(
+        default=None,
+        description='With a draft: tokens it guesses at a time; "auto" goes by what pays (verify = "match"). '
+        "none: as many as the draft was made for.",
+    )
+    verify: Literal["match", "reject"] = Field(
+        default="match",
+        description="With a draft: match writes token for token what the model would without it; reject only keeps the "
+        "distribution, drawing drafts from the draft's own.",
+    )
     stop: str | tuple[str, ...] = Field(
         default=(),
         description="A string, or a list of strings, that ends a continuation; the text is cut before it. Holes ignore it.",

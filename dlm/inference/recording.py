@@ -15,8 +15,9 @@ from dlm.inference.sequence import Sequence
 from dlm.models.fingerprint import weights_digest
 from dlm.models.lm import LM
 
-SET, MASK, REPLACE = 0, 1, 2
-"""A mask became a token, a token became a mask again, a token became another: the numbers traces use."""
+SET, MASK, REPLACE, ACCEPT, REJECT = range(5)
+"""A mask became a token, a token became a mask again, a token became another, a draft was kept, a draft was refused: the
+numbers traces use."""
 
 
 class Recorder(Protocol):
@@ -126,6 +127,8 @@ def note(recorder: Recorder, seq: Sequence, decision: Decision) -> None:
         # In the order of positions, as in a canvas that is compared with the one before.
         where, kinds = _changes(decision.commit, decision.edited, decision.remasked)
         tokens = np.where(kinds == MASK, seq.canvas.mask_id, decision.token[where])
+    if decision.drafted is not None:
+        where, tokens, kinds = _checked(decision)
     recorder.commit(
         seq.step,
         seq.canvas.columns[where],
@@ -136,6 +139,19 @@ def note(recorder: Recorder, seq: Sequence, decision: Decision) -> None:
         length=seq.canvas.length,
         canvas=seq.canvas.after(decision) if "digests" in recorder.keep else None,
     )
+
+
+def _checked(decision: Decision) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What became of drafts: columns, tokens and kinds, those refused before what took their place."""
+    drafted, commit = decision.drafted, decision.commit
+    assert drafted is not None
+    kept = commit & (drafted == decision.token)
+    refused, made = np.flatnonzero((drafted >= 0) & ~kept), np.flatnonzero(commit)
+    where = np.concatenate((refused, made))
+    tokens = np.concatenate((drafted[refused], decision.token[made]))
+    kinds = np.concatenate((np.full(len(refused), REJECT), np.where(kept[made], ACCEPT, SET)))
+    order = np.argsort(where, kind="stable")
+    return where[order], tokens[order], kinds[order]
 
 
 def listening(recorders: Mapping[str, Recorder]) -> Callable[[StepEvent], None]:

@@ -89,7 +89,7 @@ class Scheduler:
             span = self._fit(seq, budget)
             if span is None:
                 continue
-            if not self._provide(seq, span.visible, {item.sequence.number for item in scheduled}):
+            if not self._provide(seq, max(span.visible, seq.strategy.reach(seq)), {item.sequence.number for item in scheduled}):
                 continue
             budget -= len(span.positions) * seq.branches
             scheduled.append(Scheduled(seq, span))
@@ -170,7 +170,8 @@ class Scheduler:
             pages.begin(self.pool)
             self._reuse(seq)
         span = self._fit(seq, budget)
-        needed = max(held, self.pool.pages_for(span.visible)) * seq.branches - pages.held if span is not None else 0
+        reach = 0 if span is None else max(span.visible, seq.strategy.reach(seq))
+        needed = max(held, self.pool.pages_for(reach)) * seq.branches - pages.held if span is not None else 0
         if span is None or needed > self.pool.free:
             pages.release(self.pool)
             if seq.parked is None:
@@ -178,7 +179,7 @@ class Scheduler:
             return None
         if seq.parked is not None:
             resume(seq, self.pool)
-        grown = pages.grow(self.pool, self.pool.pages_for(span.visible))
+        grown = pages.grow(self.pool, self.pool.pages_for(reach))
         assert grown
         return span
 
@@ -214,6 +215,6 @@ class Scheduler:
         return -(-(page + 1) * self.pool.page_size // block) * block
 
     def _digest(self, seq: Sequence, branch: int, page: int, tokens: np.ndarray) -> bytes:
-        before = seq.pages.digests[branch][page - 1] if page else f"{seq.attention_block}".encode()
+        before = seq.pages.digests[branch][page - 1] if page else f"{seq.attention_block}{seq.strategy.marks}".encode()
         start = self._closure(seq, page - 1) if page else 0
         return digest(tokens[start : self._closure(seq, page)].tolist(), before)

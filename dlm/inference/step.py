@@ -65,7 +65,8 @@ class Stepper:
         starts = forward.layout.starts
         questions = [_question(item, rows) for item, rows in zip(scheduled, starts, strict=True) if item.span.decides]
         output_rows = _union([rows for question in questions for rows in question.rows])
-        hidden = forward(ids, output_rows)
+        tapped = next((strategy.taps for strategy, _ in strategies if strategy.taps), ())
+        hidden = forward(ids, output_rows, tapped)
         self.nfe += 1
         self.rows += len(ids)
         for strategy, mine in strategies:

@@ -45,12 +45,13 @@ class DynamicConvolution(nn.Module):
         return both[..., 0, :, :], both[..., 1, :, :]
 
     @staticmethod
-    def mix(x: Float[Tensor, "*b q d"], kernel: Float[Tensor, "*b q k d"], block: int) -> Float[Tensor, "*b q d"]:
-        """Row i as the sum over j of kernel[i, j] · x[i - j], within blocks of so many rows."""
-        blocks = x.unflatten(-2, (-1, block))
+    def mix(
+        x: Float[Tensor, "*b q d"], kernel: Float[Tensor, "*b q k d"], place: Int[Tensor, " q"]
+    ) -> Float[Tensor, "*b q d"]:
+        """Row i as the sum over j of kernel[i, j] · x[i - j], within its block, in which it has that `place`."""
         total = kernel[..., 0, :] * x
-        for offset in range(1, min(kernel.shape[-2], block)):
-            earlier = F.pad(blocks[..., :-offset, :], (0, 0, offset, 0)).flatten(-3, -2)
+        for offset in range(1, min(kernel.shape[-2], x.shape[-2])):
+            earlier = F.pad(x[..., :-offset, :], (0, 0, offset, 0)) * (place >= offset)[:, None]
             total = total + kernel[..., offset, :] * earlier
         return total
 
@@ -64,14 +65,14 @@ class DraftLayer(Layer):
         shape = config.network.hidden_size, config.conv_kernel_size, config.conv_group_size
         self.attention_conv, self.mlp_conv = DynamicConvolution(*shape), DynamicConvolution(*shape)
 
-    def convolved(self, x: Float[Tensor, "*b q d"], attend: Attend, block: int) -> Float[Tensor, "*b q d"]:
-        """`forward` of rows that lie in blocks of so many."""
+    def convolved(self, x: Float[Tensor, "*b q d"], attend: Attend, place: Int[Tensor, " q"]) -> Float[Tensor, "*b q d"]:
+        """`forward` of rows of blocks, in which they have these places."""
         normed = self.attn_norm(x)
         before, after = self.attention_conv.kernels(normed)
-        x = x + self.attention_conv.mix(self.attn(self.attention_conv.mix(normed, before, block), attend), after, block)
+        x = x + self.attention_conv.mix(self.attn(self.attention_conv.mix(normed, before, place), attend), after, place)
         normed = self.mlp_norm(x)
         before, after = self.mlp_conv.kernels(normed)
-        return x + self.mlp_conv.mix(self.mlp(self.mlp_conv.mix(normed, before, block)), after, block)
+        return x + self.mlp_conv.mix(self.mlp(self.mlp_conv.mix(normed, before, place)), after, place)
 
 
 class CandidateSelector(nn.Module):
@@ -262,12 +263,13 @@ class Draft(nn.Module):
             grouped = q.shape[2] != k.shape[2]
             return F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=grouped).transpose(1, 2)
 
-        return self.run(x, attend, block or x.shape[1])
+        rows = torch.arange(x.shape[1], device=x.device)
+        return self.run(x, attend, rows % (block or x.shape[1]))
 
-    def run(self, x: Float[Tensor, "*b q d"], attend: Attend, block: int) -> Float[Tensor, "*b q d"]:
-        """All layers and the last norm, under any attention."""
+    def run(self, x: Float[Tensor, "*b q d"], attend: Attend, place: Int[Tensor, " q"]) -> Float[Tensor, "*b q d"]:
+        """All layers and the last norm, under any attention; rows have these places in their blocks."""
         for layer in self.layers:
-            x = layer.convolved(x, attend, block) if isinstance(layer, DraftLayer) else layer(x, attend)
+            x = layer.convolved(x, attend, place) if isinstance(layer, DraftLayer) else layer(x, attend)
         return self.norm(x)
 
     def sight(

@@ -46,8 +46,9 @@ class DraftConfig(BaseModel):
 
     @property
     def plain(self) -> bool:
-        """Whether its layers are Qwen3's own, with full sight."""
-        return not self.selects and not any(self.windows) and not any(self.causal)
+        """Whether it is computed as any network is: Qwen3's own layers, with full sight, on unscaled embeddings."""
+        sliding = any(self.windows) or any(self.causal)
+        return not self.selects and not sliding and self.input_embedding_scale == 1
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from torch import Tensor
+
+from dlm.diffusion.choose import Address
 from dlm.inference.canvas import Decision
 
 if TYPE_CHECKING:
     from dlm.inference.forward import Forward
     from dlm.inference.pages import PagePool
+    from dlm.inference.request import Generation
     from dlm.inference.scheduler import Scheduled
     from dlm.inference.sequence import Sequence
     from dlm.models.lm import LM
@@ -26,6 +30,10 @@ class Strategy(Protocol):
     and `advance`; speculative decoding also needs `prepare`, `resolve`, `observe`, `park` and `resume`.
     """
 
+    taps: tuple[int, ...]
+    """Layers whose outputs `observe` reads, of all rows, in `forward.taps`; () for none."""
+    marks: str
+    """Sets pages apart that hold something of the strategy beside keys, so that only its own requests share them."""
     left_to_right: bool
     """Whether all positions before the open blocks are final: then text is told as it settles."""
 
@@ -45,6 +53,14 @@ class Strategy(Protocol):
         """Which columns the network is asked about in this step, (w,) bool."""
         ...
 
+    def luck(self, seq: "Sequence", positions: np.ndarray) -> np.ndarray:
+        """Of each position, the step that is part of its random numbers' address."""
+        ...
+
+    def reach(self, seq: "Sequence") -> int:
+        """How many positions the next step needs pages for, beside those that the network sees."""
+        ...
+
     def prepare(self, scheduled: "Sized[Scheduled]") -> None:
         """What a step computes before the network's forward, for those requests of this strategy that take part."""
         ...
@@ -53,12 +69,24 @@ class Strategy(Protocol):
         """What a step computes after the network's forward, before its answers are decided upon."""
         ...
 
+    def judges(self, seq: "Sequence") -> bool:
+        """Whether tokens are chosen by `judge`."""
+        ...
+
+    def judge(self, seqs: "Sized[Sequence]", p: Tensor, token: Tensor, address: Address) -> Tensor:
+        """Other tokens, (n,), than those that were drawn from p, (n, v), for the columns that these requests asked about."""
+        ...
+
     def resolve(self, seq: "Sequence", proposed: Decision) -> Decision:
         """What becomes of the network's answers, where the decode rule proposes this."""
         ...
 
     def advance(self, seq: "Sequence", decision: Decision) -> bool:
         """Close finished blocks and open new ones, after `decision` was written down; False at the request's end."""
+        ...
+
+    def finished(self, seq: "Sequence", result: "Generation") -> "Generation":
+        """The result with what only the strategy knows of it."""
         ...
 
     def park(self, seq: "Sequence") -> Any:
