@@ -5,6 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Sized
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -12,6 +13,8 @@ from dlm.diffusion.choose import BrokenLogits
 from dlm.inference.canvas import Decision
 from dlm.inference.config import EngineConfig
 from dlm.inference.decoding import Decoding
+from dlm.inference.drafting.drafter import Drafter
+from dlm.inference.drafting.making import SELF, drafter_of
 from dlm.inference.events import Event, Log, Stats, step_events
 from dlm.inference.pages import PagePool
 from dlm.inference.recording import finish, note
@@ -20,6 +23,7 @@ from dlm.inference.scheduler import Scheduler
 from dlm.inference.sequence import Sequence
 from dlm.inference.step import Stepper
 from dlm.inference.strategies import STRATEGIES, Strategy
+from dlm.inference.strategies.speculative import Speculative
 from dlm.inference.texts import result_of
 from dlm.models.lm import LM
 
@@ -30,11 +34,16 @@ REMEMBERED = 1024
 class Batch:
     """Requests by id, from their submission to their end, and the events they gave."""
 
-    def __init__(self, lm: LM, pool: PagePool, config: EngineConfig, cache: str) -> None:
-        self.lm, self.pool = lm, pool
+    def __init__(self, lm: LM, pool: PagePool, config: EngineConfig, cache: str, draft: Any = None) -> None:
+        """`draft` is what `drafting.making.named` gave."""
+        self.lm, self.pool, self.draft = lm, pool, draft
         self.scheduler = Scheduler(pool, config, cache)
         self.stepper = Stepper(lm, pool, config)
         self.strategies: dict[str, Strategy] = {}
+        self.drafter: Drafter | None = None
+        if draft is not None and draft != SELF:
+            self.drafter = drafter_of(draft, lm, pool, self.stepper.compute)
+            self.strategies["speculative"] = Speculative(lm, pool, self.drafter)
         self.on_step: Callable[[StepEvent], None] | None = None
         self.sequences: dict[str, Sequence] = {}
         self.timed: set[Sequence] = set()
@@ -48,6 +57,8 @@ class Batch:
         name = decoding.settings.strategy
         if decoding.request.holes and name in ("block", "multi_block"):
             name = "infilling"
+        if decoding.drafted:
+            name = "jumps" if self.draft == SELF else "speculative"
         if name not in self.strategies:
             self.strategies[name] = STRATEGIES[name](self.lm, self.pool)
         return self.strategies[name]
@@ -72,7 +83,10 @@ class Batch:
             recorder.drop()
         if self._is_current(seq):
             del self.sequences[seq.request_id]
-        if not seq.log.private:
+        if seq.log.private:
+            if seq.final is None:  # cancelled by another thread: who waits for it must hear of it
+                seq.log.events.append(Event(request_id=seq.request_id, error="it was cancelled"))
+        else:
             seq.log.closed = True
             self.ended[seq.request_id] = seq.log
             while len(self.ended) > REMEMBERED:
@@ -132,11 +146,15 @@ class Batch:
             self.fail(seq, "the engine was closed")
         self.stepper.forget()
         self.pool.close()
+        if self.drafter is not None:
+            self.drafter.close()
 
     def reload(self) -> None:
         """The weights have changed."""
         self.stepper.reload()
         self.pool.clear()
+        if self.drafter is not None:
+            self.drafter.reload()
 
     def stats(self) -> Stats:
         pages = self.pool.count()
@@ -175,19 +193,19 @@ class Batch:
             self._finish(seq)
             return
         first = seq.canvas.start + len(stream.tokens)
-        seq.told()
-        told = {"confidence": seq.confidence(range(first, first + len(tokens))), "times": seq.times}
-        self._tell(seq, Event(request_id=seq.request_id, text=stream.add(tokens), tokens=tuple(tokens), **told))
+        seq.mark_first_block()
+        facts = {"confidence": seq.confidence(range(first, first + len(tokens))), "times": seq.times}
+        self._tell(seq, Event(request_id=seq.request_id, text=stream.add(tokens), tokens=tuple(tokens), **facts))
 
     def _finish(self, seq: Sequence) -> None:
-        result = result_of(self.lm, seq.decoding, seq.outcome())
+        result = seq.strategy.finished(seq, result_of(self.lm, seq.decoding, seq.outcome()))
         stream, holes = seq.text, seq.request.holes
         rest = result.tokens[len(stream.tokens) :]
         first = seq.canvas.start + len(stream.tokens)
         positions = [at for hole in holes for at in hole] if holes else range(first, first + len(rest))
         if seq.recorder is not None:
             finish(seq.recorder, seq, result)
-        seq.told()
+        seq.mark_first_block()
         self.finished += 1
         self.tokens += len(result.tokens)
         event = Event(
@@ -209,9 +227,9 @@ class Batch:
     def _tell(self, seq: Sequence, event: Event) -> None:
         if not self._is_current(seq):
             return
-        for told in (seq.log.events, *(() if seq.log.private else (self.news,))):
-            if not told or told[-1] is not event:
-                told.append(event)
+        for events in (seq.log.events, *(() if seq.log.private else (self.news,))):
+            if not events or events[-1] is not event:
+                events.append(event)
 
     def _is_current(self, seq: Sequence) -> bool:
         return self.sequences.get(seq.request_id) is seq

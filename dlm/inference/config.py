@@ -150,6 +150,10 @@ class SamplerConfig(RuleSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "SamplerConfig":
+        if isinstance(self.draft_length, int) and self.draft_length < 1:
+            raise ValueError(
+                f"draft_length = {self.draft_length}: it counts drafted tokens, so at least 1; without any, leave draft out"
+            )
         if self.gen_length == "auto":
             return self
         if self.gen_length < 1:

@@ -73,10 +73,10 @@ class Listener(Protocol):
 class Recording:
     """A store and what all traces of one engine have in common."""
 
-    def __init__(self, store: Store, lm: LM, engine: EngineConfig, cache: str) -> None:
+    def __init__(self, store: Store, lm: LM, engine: EngineConfig, cache: str, draft: str = "") -> None:
         if not hasattr(store, "recorder"):
             raise UserError(f"trace = {store!r:.60}: give a dlm.TraceStore, which takes the path of a file")
-        self.store, self.lm = store, lm
+        self.store, self.lm, self.draft = store, lm, draft
         self.common = {
             "model": lm.name,
             "weights": weights_digest(lm.network),
@@ -97,11 +97,12 @@ class Recording:
     def begin(self, seq: Sequence, meta: Mapping[str, Any]) -> Recorder | None:
         """A recorder for this request, or None where the store leaves it out. Raises if its id is taken."""
         settings, request, plan = seq.decoding.settings, seq.request, seq.decoding.plan
+        unused = () if seq.decoding.drafted else ("draft_length", "verify")
         context = {
             **self.common,
             "kind": "infill" if request.holes else "generate",
             "sampler": {
-                **settings.model_dump(mode="json", exclude={"seed", "num_samples", "rule"}),
+                **settings.model_dump(mode="json", exclude={"seed", "num_samples", "rule", *unused}),
                 "rule": _rule(seq),
             },
         }
@@ -109,6 +110,8 @@ class Recording:
             context["sampler"]["block_length"] = plan.length_of_block(None if plan.open_ended else request.gen_length)
         if plan.aligned and not request.holes:
             context["block_start"] = 0
+        if seq.decoding.drafted:
+            context["draft"] = self.draft
         return self.store.recorder(
             request.request_id,
             list(request.ids),

@@ -17,6 +17,7 @@ from torch import Tensor
 from dlm.diffusion.choose import Address, argmax, choose, distribution
 from dlm.diffusion.rng import Purpose, gumbel
 from dlm.diffusion.speculate import Drawn, draw
+from dlm.inference.drafting.addresses import addresses
 from dlm.inference.drafting.drafter import Guess, Plain, Wish
 from dlm.inference.forward import Forward
 from dlm.inference.fused import FusedLayers, freeze
@@ -211,19 +212,6 @@ class DFlash(Plain):
             chosen[rows] = tokens
             before = before.index_copy(0, who, tokens)
         return chosen, Drawn(probabilities, candidates) if address is not None and verify == "reject" else None
-
-
-def addresses(wishes: Sized[Wish], device: torch.device) -> Address:
-    """Where the random numbers of the wished tokens live: the target's own addresses."""
-    facts: list[list[Any]] = [[], [], [], []]
-    for wish in wishes:
-        seq = wish.sequence
-        position = wish.anchor + 1 + np.arange(wish.count)
-        step = seq.strategy.luck(seq, position)
-        for column, values in zip(facts, (seq.request.seed, seq.request.sample, step, position), strict=True):
-            column.append(np.broadcast_to(values, wish.count))
-    seed, sample, step, position = (torch.from_numpy(np.concatenate(column)).to(device) for column in facts)
-    return Address(seed=seed, sample=sample, step=step, position=position)
 
 
 def _kind(wish: Wish) -> tuple:
