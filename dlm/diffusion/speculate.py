@@ -41,9 +41,7 @@ def draw(p: Float[Tensor, "n k"], purpose: Purpose, address: Address) -> Int[Ten
     return found.clamp_max(p.shape[-1] - 1)
 
 
-def judge(
-    p: Float[Tensor, "n v"], q: Drawn, drafted: Int[Tensor, " n"], address: Address
-) -> Int[Tensor, " n"]:
+def judge(p: Float[Tensor, "n v"], q: Drawn, drafted: Int[Tensor, " n"], address: Address) -> Int[Tensor, " n"]:
     """The target's token of each row: the drafted one, kept with probability min(1, p/q), else a draw from (p - q)+.
 
     If `drafted` ~ q then the result ~ p, and it differs from `drafted` wherever that was not kept.

@@ -106,15 +106,17 @@ class Batch:
             results = self.stepper.run(scheduled)
         for item in scheduled:
             self.scheduler.ran(item)
-        decided = [(seq, answer) for seq, answer in results if isinstance(answer, Decision)]
         for seq, answer in results:
             if isinstance(answer, BrokenLogits):
                 self.fail(seq, str(answer))
-        if self.on_step is not None:
-            for event in step_events(sorted(decided, key=lambda entry: entry[0].number)):
-                self.on_step(event)
-        for seq, decision in decided:
-            self._apply(seq, decision)
+        made = [(seq, answer) for seq, answer in results if not isinstance(answer, BrokenLogits)]
+        for number in range(max((len(decisions) for _, decisions in made), default=0)):
+            decided = [(seq, decisions[number]) for seq, decisions in made if number < len(decisions) and not seq.done]
+            if self.on_step is not None:
+                for event in step_events(sorted(decided, key=lambda entry: entry[0].number)):
+                    self.on_step(event)
+            for seq, decision in decided:
+                self._apply(seq, decision)
 
     def fail(self, seq: Sequence, error: str) -> None:
         """End a request with an error event."""

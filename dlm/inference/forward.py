@@ -48,9 +48,7 @@ class Forward:
         self.taps: Tensor | None = None
         """Of the last call, (n, m, d): outputs of its tapped layers, of all rows."""
 
-    def __call__(
-        self, ids: np.ndarray, output_rows: np.ndarray, tapped: tuple[int, ...] = ()
-    ) -> Float[Tensor, "w d"]:
+    def __call__(self, ids: np.ndarray, output_rows: np.ndarray, tapped: tuple[int, ...] = ()) -> Float[Tensor, "w d"]:
         """`ids` are (n,), the layout's rows in order; `output_rows` are (w,), those whose states come back, w > 0.
 
         `tapped` are layers whose outputs are kept in `taps`. The next call may overwrite the result.

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from dlm.inference.layout import Layout
 from dlm.inference.memory import free_memory
-from dlm.kernels.c import native
-from dlm.kernels.c import structs
+from dlm.kernels.c import native, structs
 from dlm.kernels.c.structs import Network, Product, Run
 from dlm.kernels.threads import threads_now
 from dlm.models.attention import Attention, RMSNorm
@@ -148,7 +147,11 @@ class FusedLayers:
         self.projected: tuple[Tensor, ...] = ()
         """The first layer's projections of tokens, and of which: made as they are met, where memory is plenty."""
         tokens, width = network.embed.weight.shape[0], (heads[0] + 2 * heads[1]) * heads[2]
-        if keep_tokens and network.positions is None and 4 * tokens * width <= SHARE_OF_COPIES * free_memory(torch.device("cpu")):
+        if (
+            keep_tokens
+            and network.positions is None
+            and 4 * tokens * width <= SHARE_OF_COPIES * free_memory(torch.device("cpu"))
+        ):
             self.projected = torch.empty(tokens, width), torch.zeros(tokens, dtype=torch.uint8)
         self.last: tuple[Layout, Run, list[Tensor]] | None = None
         self.taps: Tensor = torch.empty(0)

@@ -10,7 +10,7 @@ from dlm.errors import UserError
 from dlm.inference.config import MOST, EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.drafting.fitting import require_wanted
-from dlm.inference.drafting.making import named
+from dlm.inference.drafting.making import SELF, named
 from dlm.inference.engine import Engine, OnStep
 from dlm.inference.keywords import keywords, settings_of
 from dlm.inference.lengths import at_longest, settle
@@ -18,6 +18,7 @@ from dlm.inference.prompts import Prompt, as_prompts
 from dlm.inference.readers import ENGINE_ALONE, HOLES
 from dlm.inference.recording import Store
 from dlm.inference.request import Generation
+from dlm.inference.strategies.jumps import states_of
 from dlm.models.lm import LM
 
 OWN = ("draft", "trace", "request_ids", "batch_size", "on_step")
@@ -164,7 +165,7 @@ def engine_for(
                 f"{name} = {value} is only read by a dlm.Engine that requests come to: here all are known, and it is made "
                 f"for them; leave {name} out"
             )
-    sizes = sorted((_size(decoding, config.page_size) for decoding in decodings), reverse=True)[:batch_size]
+    sizes = sorted((_size(decoding, config.page_size, draft) for decoding in decodings), reverse=True)[:batch_size]
     room = {
         "num_pages": sum(pages for pages, _ in sizes),
         "max_num_tokens": max(8192, *(positions for _, positions in sizes)),
@@ -174,7 +175,9 @@ def engine_for(
     return Engine.of(lm, config.model_copy(update=room), trace=trace, on_step=on_step, draft=draft)
 
 
-def _size(decoding: Decoding, page_size: int) -> tuple[int, int]:
+def _size(decoding: Decoding, page_size: int, draft: Any = None) -> tuple[int, int]:
     """Pages and positions that a request may come to need."""
     length, lanes = max(1, decoding.plan.length(decoding.request)), 2 if decoding.settings.cfg_scale > 0 else 1
+    if draft == SELF:
+        lanes = states_of(decoding.settings.draft_length) + 1
     return -(-length // page_size) * lanes, length * lanes

@@ -44,7 +44,7 @@ class Scheduler:
         if need > self.pool.num_pages:
             raise UserError(
                 f"{name} needs {need} pages of {self.pool.page_size} positions ({seq.capacity} positions"
-                f"{', twice for guidance' if seq.branches > 1 else ''}), and the engine has {self.pool.num_pages}: "
+                f"{f', {seq.branches} times' if seq.branches > 1 else ''}), and the engine has {self.pool.num_pages}: "
                 "raise num_pages or memory_fraction, or shorten the request"
             )
         most = self._widest(seq)
@@ -89,7 +89,9 @@ class Scheduler:
             span = self._fit(seq, budget)
             if span is None:
                 continue
-            if not self._provide(seq, max(span.visible, seq.strategy.reach(seq)), {item.sequence.number for item in scheduled}):
+            if not self._provide(
+                seq, max(span.visible, seq.strategy.reach(seq)), {item.sequence.number for item in scheduled}
+            ):
                 continue
             budget -= len(span.positions) * seq.branches
             scheduled.append(Scheduled(seq, span))
@@ -109,7 +111,7 @@ class Scheduler:
     def ran(self, item: Scheduled) -> None:
         """Book a forward: what is cached now."""
         seq, span = item.sequence, item.span
-        seq.nfe += seq.branches
+        seq.nfe += seq.strategy.forwards(seq)
         if self.span_of is not full and len(span.positions) == seq.canvas.length and span == full(seq):
             seq.pages.refreshed = seq.step
         if not span.decides:

@@ -65,7 +65,9 @@ class DraftLayer(Layer):
         shape = config.network.hidden_size, config.conv_kernel_size, config.conv_group_size
         self.attention_conv, self.mlp_conv = DynamicConvolution(*shape), DynamicConvolution(*shape)
 
-    def convolved(self, x: Float[Tensor, "*b q d"], attend: Attend, place: Int[Tensor, " q"]) -> Float[Tensor, "*b q d"]:
+    def convolved(
+        self, x: Float[Tensor, "*b q d"], attend: Attend, place: Int[Tensor, " q"]
+    ) -> Float[Tensor, "*b q d"]:
         """`forward` of rows of blocks, in which they have these places."""
         normed = self.attn_norm(x)
         before, after = self.attention_conv.kernels(normed)

@@ -73,7 +73,8 @@ class DFlash(Plain):
         taps = forward.taps if whole else forward.taps.index_select(0, index)
         slots = layout.slots if whole else layout.slots.index_select(0, index)
         cos, sin = (
-            table[0] for table in rope_rows(self.body, self.pool, layout.positions[index], int(layout.host_positions.max()))
+            table[0]
+            for table in rope_rows(self.body, self.pool, layout.positions[index], int(layout.host_positions.max()))
         )
         context = self.draft.context(taps.flatten(1))
         for number, (keys, values) in enumerate(self.draft.keys_values(context)):
@@ -183,7 +184,13 @@ class DFlash(Plain):
         return [Guess(part, None if drawn is None else drawn.rows(row)) for part, row in zip(parts, rows, strict=True)]
 
     def _walk(
-        self, wishes: list[Wish], hidden: Tensor, logits: Tensor, temperature: float, verify: str, address: Address | None
+        self,
+        wishes: list[Wish],
+        hidden: Tensor,
+        logits: Tensor,
+        temperature: float,
+        verify: str,
+        address: Address | None,
     ) -> tuple[Int[Tensor, " n"], Drawn | None]:
         """DFlash 2: each token among its position's candidates, after the one chosen before it."""
         selector = self.draft.candidate_selector
@@ -207,7 +214,9 @@ class DFlash(Plain):
                 column = (scores / temperature + noise[rows]).argmax(-1)
             else:
                 probabilities[rows] = distribution(scores, temperature)
-                column = draw(probabilities[rows], Purpose.DRAFT, Address(**{k: x[rows] for k, x in vars(address).items()}))
+                column = draw(
+                    probabilities[rows], Purpose.DRAFT, Address(**{k: x[rows] for k, x in vars(address).items()})
+                )
             tokens = candidates[rows].gather(-1, column[:, None])[:, 0]
             chosen[rows] = tokens
             before = before.index_copy(0, who, tokens)

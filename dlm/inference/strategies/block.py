@@ -4,7 +4,6 @@ from collections.abc import Sequence as Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from torch import Tensor
 
 from dlm.diffusion.choose import Address
@@ -32,6 +31,23 @@ class Block:
     def begin(self, seq: "Sequence") -> bool:
         seq.blocks = seq.decoding.plan.blocks(seq.request)
         return self._open_more(seq)
+
+    def branches(self, seq: "Sequence") -> int:
+        return 2 if seq.decoding.settings.cfg_scale > 0 else 1
+
+    def forwards(self, seq: "Sequence") -> int:
+        return seq.branches
+
+    def shown(self, seq: "Sequence", branch: int) -> np.ndarray:
+        """Under guidance, masks stand for the prompt in the second branch."""
+        canvas = seq.canvas
+        return np.where(canvas.given, canvas.mask_id, canvas.tokens) if branch else canvas.tokens
+
+    def views(self, seq: "Sequence") -> "list[Sequence]":
+        return [seq]
+
+    def settle(self, seq: "Sequence", decisions: list[Decision]) -> list[Decision]:
+        return decisions
 
     def most_open(self, seq: "Sequence") -> int:
         return 1

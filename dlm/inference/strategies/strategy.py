@@ -4,7 +4,6 @@ from collections.abc import Sequence as Sized
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-
 from torch import Tensor
 
 from dlm.diffusion.choose import Address
@@ -43,6 +42,26 @@ class Strategy(Protocol):
 
     def begin(self, seq: "Sequence") -> bool:
         """Open a new request's first blocks; False if it has none. Called once, before the request is queued."""
+        ...
+
+    def branches(self, seq: "Sequence") -> int:
+        """Rows that a position has in a forward, each with keys of its own: states that are run side by side."""
+        ...
+
+    def forwards(self, seq: "Sequence") -> int:
+        """Forwards that a step counts as."""
+        ...
+
+    def shown(self, seq: "Sequence", branch: int) -> np.ndarray:
+        """The tokens that the network is shown in a branch, (capacity,)."""
+        ...
+
+    def views(self, seq: "Sequence") -> "list[Sequence]":
+        """States of the request that this step decides about, each in a branch: itself first."""
+        ...
+
+    def settle(self, seq: "Sequence", decisions: list[Decision]) -> list[Decision]:
+        """Of the decisions about `views`, those that are taken, one step after the other; at least the first."""
         ...
 
     def most_open(self, seq: "Sequence") -> int:
