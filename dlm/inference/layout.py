@@ -52,7 +52,7 @@ class Layout:
         scheduled: Sized[Scheduled],
         pool: PagePool,
         network: Transformer,
-        attention_block: int | None | Literal["own"] = "own",
+        attention_block: int | Literal["own"] | None = "own",
     ) -> None:
         """`attention_block` stands for that of the requests, where this network has another attention than the engine's."""
         self.pool, self.device = pool, pool.k.device
