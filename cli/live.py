@@ -200,7 +200,10 @@ def animate(trace: Trace, delay: float) -> None:
     def frame(k: int) -> Text:
         text = Text.assemble((f"{trace.request_id[:60]} ", "bold"), (f"step {k} of {trace.num_steps}\n\n", "dim"))
         for position, token in enumerate(trace.state(k)[: trace.length_at(k)].tolist()):
-            if token == trace.mask_id:
+            if token == trace.mask_id and position in refused.get(k, ()):
+                gone = refused[k][position]
+                text.append(f"{gone} " if trace.pieces is None else trace.pieces.text([gone]), REFUSED)
+            elif token == trace.mask_id:
                 text.append(MASK, "dim")
             else:
                 heat = HEAT[min(k - since[position], len(HEAT) - 1)]
@@ -208,8 +211,13 @@ def animate(trace: Trace, delay: float) -> None:
                 text.append(piece, "" if given[position] else heat)
         return Text("\n").join(text.split("\n", allow_blank=True)[-(console.height - 2) :])
 
+    from dlm.trace.events import REJECT
+
     changes: dict[int, list[int]] = {}
+    refused: dict[int, dict[int, int]] = {}
     for event in trace.events():
+        if event.kind == REJECT:
+            refused.setdefault(event.step + 1, {})[event.position] = event.token
         changes.setdefault(event.step + 1, []).append(event.position)
     with Live(frame(0), console=console, auto_refresh=False) as live:
         for k in range(1, trace.num_steps + 1):

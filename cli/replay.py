@@ -62,6 +62,11 @@ COMMAND = Command(
             metavar="MODEL",
             help="With --verify and --fork-at: the model, where it is not where it was.",
         ),
+        Flag(
+            name="--draft",
+            metavar="NAME",
+            help='With --verify: the draft, where the trace was written with verify = "reject"; others need none.',
+        ),
         Flag(name="--device", metavar="DEVICE", help="With --verify and --fork-at: where to run (auto)."),
     ),
 )
@@ -152,9 +157,9 @@ def _verify(path: Path, trace: "Trace", options: Options) -> int:
 
     if "parent" in trace.own:
         with TraceReader(path) as store:
-            report = replay.verify(lm, trace, parents=store)
+            report = replay.verify(lm, trace, parents=store, draft=options.value("--draft"))
     else:
-        report = replay.verify(lm, trace)
+        report = replay.verify(lm, trace, draft=options.value("--draft"))
     print(to_json(report.to_dict()) if "--json" in options.given else report)
     return 0 if report.identical else 1
 

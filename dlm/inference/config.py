@@ -1,4 +1,4 @@
-"""[model], [sampler] and [engine]: which model decodes, how masks become tokens, and how much runs at a time.
+"""[model], [draft], [sampler] and [engine]: which model decodes, how masks become tokens, and how much runs at a time.
 
 Rules bring their own settings (`dlm.diffusion.unmask.RULES`). Nothing here needs torch.
 """
@@ -54,6 +54,19 @@ class ModelSection(BaseModel):
     )
     tensor_parallel: int = Field(
         default=1, ge=1, description="Processes of one node that share the layers; start them with torchrun."
+    )
+
+
+class DraftSection(BaseModel):
+    """[draft]: what guesses tokens that the model then checks, several in one forward."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description='A DFlash draft\'s folder or hub id, "ngram" (what followed the same tokens before), a diffusion model of '
+        'the same tokenizer or, for a diffusion model, "self". The text stays that of no draft.',
     )
 
 
