@@ -19,6 +19,7 @@ from dlm.errors import UserError
 from dlm.fields import fields, members, type_name
 from dlm.prepare.config import TrajectoriesConfig
 from dlm.training.config import TrainConfig
+from tests.refusals import refused
 
 
 class Color(Enum):
@@ -141,8 +142,7 @@ def test_mistakes_are_explained(write, text, overrides, message):
 
 def test_every_mistake_gets_a_line_and_the_right_file(write):
     files = [write("a.toml", "flag = 1"), write("b.toml", 'length = "x"')]
-    with pytest.raises(UserError, match=r"^b\.toml: length = .*\na\.toml: flag = 1: .*$"):
-        load(Whole, files)
+    refused(r"^b\.toml: length = .*\na\.toml: flag = 1: .*$", load, Whole, files)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,8 @@ def test_missing_files(name, message):
 
 def test_unreadable_files(tmp_path):
     (tmp_path / "a.toml").write_bytes(b'name = "\xff"')
-    with pytest.raises(UserError, match="not a text file"):
-        load(Whole, [tmp_path / "a.toml"])
-    with pytest.raises(UserError, match="no such config file"):
-        load(Whole, [tmp_path])
+    refused("not a text file", load, Whole, [tmp_path / "a.toml"])
+    refused("no such config file", load, Whole, [tmp_path])
 
 
 @pytest.mark.parametrize("name", ["quickstart", "quickstart.toml", "configs/quickstart.toml"])
@@ -213,8 +211,7 @@ class Lists(Closed):
 def test_a_string_stands_for_a_list_of_one(key, text, expected):
     assert getattr(load(Lists, overrides={key: text}), key) == expected
     assert check(Lists, {"names": "a"}, "test").names == ("a",)
-    with pytest.raises(UserError, match="kinds = .*expected a list"):
-        load(Lists, overrides={"kinds": "c"})
+    refused("kinds = .*expected a list", load, Lists, overrides={"kinds": "c"})
 
 
 def test_a_default_may_follow_another_field():

@@ -11,7 +11,7 @@ from rich.console import Console
 from dlm.bench.config import BenchConfig
 from dlm.bench.finding import Finding, Point, Table
 from dlm.bench.report import Report, cell, show
-from dlm.errors import UserError
+from tests.refusals import refused
 
 HEADINGS = {"name": "name", "speed": "tokens/s", "right": "right"}
 TABLE = Table(title="T", headings=HEADINGS, rows=[{"name": "[b]a", "speed": 1234.5, "right": None}], text="words")
@@ -80,22 +80,19 @@ def test_no_file(tmp_path):
 
 
 def test_a_missing_folder_is_told_before_anything_is_measured(tmp_path):
-    with pytest.raises(UserError, match="no such folder"):
-        report(tmp_path / "none")
+    refused("no such folder", report, tmp_path / "none")
 
 
 def test_a_folder_in_place_of_the_file(tmp_path):
     (tmp_path / "b.json").mkdir()
-    with pytest.raises(UserError, match="cannot be written"):
-        report(tmp_path).add(Finding(values={}))
+    refused("cannot be written", report(tmp_path).add, Finding(values={}))
 
 
 def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     made = report(tmp_path)
     made.add(Finding(values={}, points=POINTS))
-    with pytest.raises(UserError, match=r"pip install 'dlm\[plot\]'"):
-        made.plot()
+    refused(r"pip install 'dlm\[plot\]'", made.plot)
 
 
 def test_nothing_is_drawn_unasked(tmp_path):

@@ -17,6 +17,7 @@ from dlm.errors import UserError
 from dlm.evaluation.lines import LineTask
 from dlm.inference.request import Generation
 from tests.inference.tiny import text_lm
+from tests.refusals import refused
 
 
 def config(**sections) -> BenchConfig:
@@ -49,8 +50,7 @@ def test_sudoku_is_judged_by_its_rules():
     assert task.judge(solved).right.value == 1.0
     wrong = generation(np.roll(solved[0].tokens, 1))
     assert task.judge([wrong, *solved[1:]]).right.hits == 2
-    with pytest.raises(UserError, match="no Sudoku model"):
-        Sudoku(text_lm(), QualitySection())
+    refused("no Sudoku model", Sudoku, text_lm(), QualitySection())
 
 
 def test_steps_of_a_pace():
@@ -190,8 +190,7 @@ def test_train():
 
 
 def test_train_names_a_wrong_override(tmp_path):
-    with pytest.raises(UserError, match='unknown key "train.batchsize"'):
-        train.measure(config(train={"overrides": {"train.batchsize": 2}}), silent)
+    refused('unknown key "train.batchsize"', train.measure, config(train={"overrides": {"train.batchsize": 2}}), silent)
 
 
 def test_tokenizer(tmp_path):
@@ -210,8 +209,7 @@ def test_what_is_run():
     assert wanted(config(load={}, quality={}, train={}), "infer") == ["infer", "load", "quality"]
     assert wanted(config(train={}, quality={}), None) == ["quality", "train"]
     assert {name for names in SUBCOMMANDS.values() for name in names} == SECTIONS.keys()
-    with pytest.raises(UserError, match="nothing to measure: say which"):
-        wanted(config(), None)
+    refused("nothing to measure: say which", wanted, config(), None)
 
 
 def test_one_text_has_no_error():

@@ -32,9 +32,7 @@ def saved(folder: Path, kind: str) -> str:
     return str(folder)
 
 
-def test_sudoku_to_card(
-    models: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sudoku_to_card(models, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         models.sudoku, "MAIN", (Filling(rule="low_confidence", tokens_per_step=81, name="all at once"),)
     )
@@ -55,7 +53,7 @@ def test_sudoku_to_card(
     assert "Main rules" in capsys.readouterr().out
 
 
-def test_code_to_card(models: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_to_card(models, tmp_path, monkeypatch):
     source = "".join(f"def function_{i}(x):\n    return x * {i}\n\n" for i in range(60))
     (tmp_path / "code.py").write_text(source)
     text = DataConfig(source="text", paths=(f"{tmp_path}/*.py",), heldout_paths=(f"{tmp_path}/*.py",), cache=False)
@@ -71,7 +69,7 @@ def test_code_to_card(models: ModuleType, tmp_path: Path, monkeypatch: pytest.Mo
     assert report["results"][1]["exact"]["total"] == 3
 
 
-def test_bad_arguments(models: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments(models, tmp_path, capsys):
     assert models.main(["sudoku", "--model", str(tmp_path / "none")]) == 2
     assert "error: no model" in capsys.readouterr().err
     folder = saved(tmp_path / "model", "sudoku")

@@ -1,7 +1,6 @@
 """`dlm-export`: what it writes, and the one line that says who reads it."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from dlm.models import load, portable
 from ..models import tiny
 
 
-def test_a_bundled_model_in_its_own_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundled_model_in_its_own_dtype(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["pico", "--to", str(out)]) == 0
     line = f"{out}: family dlm, AutoModel.from_pretrained('{out}', trust_remote_code=True)\n"
@@ -27,7 +26,7 @@ def test_a_bundled_model_in_its_own_dtype(tmp_path: Path, capsys: pytest.Capture
     assert all(torch.equal(a, b) for a, b in zip(ours.network.parameters(), back.network.parameters(), strict=True))
 
 
-def test_another_family_dtype_and_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_family_dtype_and_shards(tmp_path, capsys):
     tiny.model("qwen3", attention="bidirectional").save(tmp_path / "in")
     words = ["--family", "qwen3", "--dtype", "float16", "--max-shard-size", "1e-5"]
     assert main([str(tmp_path / "in"), "--to", str(tmp_path / "out"), *words]) == 0
@@ -39,7 +38,7 @@ def test_another_family_dtype_and_shards(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads((tmp_path / "out2" / "config.json").read_text())["torch_dtype"] == "float16"
 
 
-def test_an_adapter_is_merged(tmp_path: Path) -> None:
+def test_an_adapter_is_merged(tmp_path):
     pytest.importorskip("peft")
     from dlm.models import adapters
 
@@ -58,7 +57,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
             torch.testing.assert_close(found, lm.network(ids), rtol=1e-4, atol=1e-4)
 
 
-def test_targets_are_checked_before_the_model_is_read(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_targets_are_checked_before_the_model_is_read(tmp_path, monkeypatch, capsys):
     import dlm
 
     tiny.model("dlm").save(tmp_path / "in")
@@ -71,7 +70,7 @@ def test_targets_are_checked_before_the_model_is_read(tmp_path: Path, monkeypatc
     assert "holds 'thesis.tex' and is no checkpoint" in err and "cannot be written (File name too long)" in err
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys):
     import dlm
 
     assert main(["--version"]) == 0

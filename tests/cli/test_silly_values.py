@@ -10,6 +10,7 @@ from dlm.cli.config import InferConfig
 from dlm.fields import fields
 from dlm.trace import TraceStore
 from tests.cli.test_replay import store  # noqa: F401  a fixture
+from tests.refusals import refused
 
 VALUES = [
     "-1",
@@ -108,11 +109,9 @@ def test_every_field_of_a_request_line(command, tmp_path, capsys):
 def test_every_kind_of_question(line, tmp_path, capsys):
     rows = tmp_path / "q.jsonl"
     rows.write_text(line)
-    from dlm.errors import UserError
     from dlm.evaluation.questions import load_questions
 
-    with pytest.raises(UserError, match=r"q\.jsonl:1: "):
-        load_questions(rows)
+    refused(r"q\.jsonl:1: ", load_questions, rows)
 
 
 def test_a_report_that_cannot_be_written_is_found_out_before_anything_is_measured(tmp_path):
@@ -120,9 +119,7 @@ def test_a_report_that_cannot_be_written_is_found_out_before_anything_is_measure
 
     from dlm.bench.config import BenchConfig
     from dlm.bench.report import Report
-    from dlm.errors import UserError
 
     (tmp_path / "file").touch()
     for name in ("/proc/1/x.json", str(tmp_path / "file" / "x.json"), str(tmp_path), "/proc/x.json"):
-        with pytest.raises(UserError, match=r"output\.file = "):
-            Report(BenchConfig.model_validate({"output": {"file": Path(name)}}), "machine")
+        refused(r"output\.file = ", Report, BenchConfig.model_validate({"output": {"file": Path(name)}}), "machine")

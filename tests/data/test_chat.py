@@ -1,7 +1,6 @@
 """Rendering conversations and marking their answers, against masks written by hand."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +8,7 @@ import pytest
 from dlm.data import chat
 from dlm.data.config import DataConfig
 from dlm.data.source import build_stream
-from dlm.data.tokenizer import Tokenizer
-from dlm.errors import UserError
+from tests.refusals import refused
 
 USER = {"role": "user", "content": "2+2?"}
 ANSWER = {"role": "assistant", "content": "4"}
@@ -18,7 +16,7 @@ AGAIN = {"role": "user", "content": "sure?"}
 YES = {"role": "assistant", "content": "yes"}
 
 
-def test_turns_by_hand(tokenizer: Tokenizer) -> None:
+def test_turns_by_hand(tokenizer):
     turns = chat.split_turns([USER, ANSWER, AGAIN, YES], tokenizer.apply_chat_template)
     assert turns == [
         ("<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n", False),
@@ -31,14 +29,14 @@ def test_turns_by_hand(tokenizer: Tokenizer) -> None:
     assert "".join(t for t, _ in last) == "".join(t for t, _ in turns)
 
 
-def test_mask_by_hand() -> None:
+def test_mask_by_hand():
     pieces = [("ab", False), ("c", True), ("de", False), ("fg", True)]
     ids, prompt = chat.encode_turns(pieces, lambda text: [ord(c) for c in text])
     assert bytes(ids.tolist()) == b"abcdefg"
     assert prompt.tolist() == [True, True, False, True, True, False, False]
 
 
-def test_a_stream_of_conversations(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_stream_of_conversations(tokenizer, tmp_path):
     file = tmp_path / "chat.jsonl"
     file.write_text(json.dumps({"messages": [USER, ANSWER]}) + "\n")
     config = DataConfig(source="chat", paths=(str(file),), pack="row", heldout_fraction=0)
@@ -51,7 +49,7 @@ def test_a_stream_of_conversations(tokenizer: Tokenizer, tmp_path: Path) -> None
     assert sample["prompt_mask"].tolist() == [True] * len(prompt) + [False] * (len(answer) + padding)
 
 
-def test_prompt_and_response_columns_are_the_same_conversation(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_prompt_and_response_columns_are_the_same_conversation(tokenizer, tmp_path):
     for name, row in (("m", {"messages": [USER, ANSWER]}), ("p", {"q": "2+2?", "a": "4"})):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     common = {"source": "chat", "pack": "row", "heldout_fraction": 0}
@@ -62,7 +60,7 @@ def test_prompt_and_response_columns_are_the_same_conversation(tokenizer: Tokeni
     np.testing.assert_array_equal(one["prompt_mask"], two["prompt_mask"])
 
 
-def test_rows_without_room_for_an_answer_are_left_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_rows_without_room_for_an_answer_are_left_out(tokenizer, tmp_path):
     long = {"messages": [{"role": "user", "content": "x " * 200}, ANSWER]}
     (tmp_path / "c.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (long, {"messages": [USER, ANSWER]})))
     config = DataConfig(source="chat", paths=(str(tmp_path / "c.jsonl"),), pack="row", heldout_fraction=0)
@@ -70,7 +68,7 @@ def test_rows_without_room_for_an_answer_are_left_out(tokenizer: Tokenizer, tmp_
     assert [s["prompt_mask"].all() for s in stream] == [False]
 
 
-def test_templates_of_checkpoints(tokenizer: Tokenizer) -> None:
+def test_templates_of_checkpoints(tokenizer):
     template = (
         "{%- for m in messages %}\n    {%- generation %}{{ m.content | trim }}{% endgeneration %}{{ eos_token }}\n{%- endfor %}"
         "{% if add_generation_prompt %}A:{% endif %}"
@@ -82,19 +80,16 @@ def test_templates_of_checkpoints(tokenizer: Tokenizer) -> None:
     )
 
 
-def test_templates_run_in_a_sandbox() -> None:
-    with pytest.raises(UserError, match="chat template"):
-        chat.render("{{ ''.__class__.__mro__[1].__subclasses__() }}", [USER], False)
-    with pytest.raises(UserError, match="no system turns"):
-        chat.render("{{ raise_exception('no system turns') }}", [USER], False)
+def test_templates_run_in_a_sandbox():
+    refused("chat template", chat.render, "{{ ''.__class__.__mro__[1].__subclasses__() }}", [USER], False)
+    refused("no system turns", chat.render, "{{ raise_exception('no system turns') }}", [USER], False)
 
 
-def test_templates_that_rewrite_earlier_turns_are_refused() -> None:
+def test_templates_that_rewrite_earlier_turns_are_refused():
     def rendered(messages: list, add_generation_prompt: bool) -> str:
         return f"[{len(messages)}]" + "".join(m["content"] for m in messages)
 
-    with pytest.raises(UserError, match=r'data\.answers = "last"'):
-        chat.split_turns([USER, ANSWER], rendered)
+    refused(r'data\.answers = "last"', chat.split_turns, [USER, ANSWER], rendered)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +102,8 @@ def test_templates_that_rewrite_earlier_turns_are_refused() -> None:
         ({"messages": [USER]}, "no assistant turn"),
     ],
 )
-def test_bad_rows_name_file_and_line(tokenizer: Tokenizer, tmp_path: Path, row: dict, message: str) -> None:
+def test_bad_rows_name_file_and_line(tokenizer, tmp_path, row, message):
     file = tmp_path / "chat.jsonl"
     file.write_text(json.dumps({"messages": [USER, ANSWER]}) + "\n\n" + json.dumps(row) + "\n")
     config = DataConfig(source="chat", paths=(str(file),), pack="row", heldout_fraction=0)
-    with pytest.raises(UserError, match=r"chat\.jsonl:3: .*" + message):
-        build_stream(config, tokenizer, 16)
+    refused(r"chat\.jsonl:3: .*" + message, build_stream, config, tokenizer, 16)

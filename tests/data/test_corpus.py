@@ -6,7 +6,7 @@ import pytest
 
 from dlm.data import corpus
 from dlm.data.config import DataConfig
-from dlm.errors import UserError
+from tests.refusals import refused
 
 HASH_OF_LOGGING = 0.01942845751046896
 BODY = "\n".join(f"def some_function_number_{i}(argument, other): return argument + {i}" for i in range(30)) + "\n"
@@ -35,21 +35,21 @@ def library(tmp_path: Path) -> Path:
     return write(tmp_path / "lib", named | skipped | {"email/parser.py": "x = 4"})
 
 
-def test_reads_sources_in_order_without_tables_and_tests(library: Path) -> None:
+def test_reads_sources_in_order_without_tables_and_tests(library):
     paths = [f.path for f in corpus.stdlib_files(DataConfig(), library)]
     assert paths == sorted([f"module_{i}.py" for i in range(60)] + ["email/parser.py"])
     with_tests = [f.path for f in corpus.stdlib_files(DataConfig(include_tests=True), library)]
     assert set(with_tests) - set(paths) == {"email/test/test_email.py"}
 
 
-def test_the_hash_never_changes() -> None:
+def test_the_hash_never_changes():
     # Bundled models were trained on this split: a different hash would put their held-out files into training.
     assert corpus.hash_fraction("logging/__init__.py", corpus.SALT) == pytest.approx(HASH_OF_LOGGING, abs=1e-12)
     assert corpus.is_held_out("logging/__init__.py", 0.02)
     assert not corpus.is_held_out("json/decoder.py", 0.02)
 
 
-def test_splits_are_disjoint_whole_and_grow_with_the_fraction(library: Path) -> None:
+def test_splits_are_disjoint_whole_and_grow_with_the_fraction(library):
     small, large = DataConfig(heldout_fraction=0.1), DataConfig(heldout_fraction=0.3)
     paths = {s: {f.path for f in corpus.split_files(small, s, library)} for s in ("train", "heldout")}
     assert not paths["train"] & paths["heldout"]
@@ -58,7 +58,7 @@ def test_splits_are_disjoint_whole_and_grow_with_the_fraction(library: Path) -> 
     assert paths["heldout"] <= {f.path for f in corpus.split_files(large, "heldout", library)}
 
 
-def test_site_packages_never_hold_a_held_out_file(library: Path, tmp_path: Path) -> None:
+def test_site_packages_never_hold_a_held_out_file(library, tmp_path):
     config = DataConfig(heldout_fraction=0.3, site_packages=True, site_packages_max_bytes=9000)
     held = corpus.split_files(config, "heldout", library)[-1]
     assert held.path.startswith("module_")
@@ -85,14 +85,12 @@ def test_site_packages_never_hold_a_held_out_file(library: Path, tmp_path: Path)
     assert not any("site-packages" in f.path for f in corpus.split_files(config, "heldout", library, site))
 
 
-def test_repeat_counts_training_files_only(library: Path) -> None:
+def test_repeat_counts_training_files_only(library):
     once, twice = DataConfig(), DataConfig(stdlib_repeat=2)
     assert corpus.split_files(twice, "train", library) == corpus.split_files(once, "train", library) * 2
     assert corpus.split_files(twice, "heldout", library) == corpus.split_files(once, "heldout", library)
 
 
-def test_a_python_without_sources_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="source = text"):
-        corpus.stdlib_files(DataConfig(), tmp_path)
-    with pytest.raises(UserError, match="missing"):
-        corpus.stdlib_files(DataConfig(), tmp_path / "nowhere")
+def test_a_python_without_sources_says_so(tmp_path):
+    refused("source = text", corpus.stdlib_files, DataConfig(), tmp_path)
+    refused("missing", corpus.stdlib_files, DataConfig(), tmp_path / "nowhere")

@@ -13,6 +13,7 @@ from dlm.data.loader import BatchLoader, SampleStream
 from dlm.data.source import build_stream
 from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
+from tests.refusals import refused
 
 from .conftest import take
 
@@ -44,7 +45,7 @@ def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
-def test_any_world_size_sees_the_same_batches(config: DataConfig, tokenizer: Tokenizer) -> None:
+def test_any_world_size_sees_the_same_batches(config, tokenizer):
     single = take(BatchLoader(stream_of(config, tokenizer), 8), 4)
     assert (single[0]["input_ids"].dtype, single[0]["prompt_mask"].dtype) == (torch.int64, torch.bool)
     assert torch.cat([b["index"] for b in single]).tolist() == list(range(32))
@@ -59,7 +60,7 @@ def test_any_world_size_sees_the_same_batches(config: DataConfig, tokenizer: Tok
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_resuming_after_every_batch(config: DataConfig, tokenizer: Tokenizer, prefetch: int) -> None:
+def test_resuming_after_every_batch(config, tokenizer, prefetch):
     loader = BatchLoader(stream_of(config, tokenizer), 3, prefetch=prefetch)
     states, batches = [json.dumps(loader.state_dict())], []
     for _ in range(9):
@@ -82,7 +83,7 @@ def test_resuming_after_every_batch(config: DataConfig, tokenizer: Tokenizer, pr
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_finite_streams_end(config: DataConfig, tokenizer: Tokenizer, prefetch: int) -> None:
+def test_finite_streams_end(config, tokenizer, prefetch):
     def sizes(**options: Any) -> list[int]:
         loader = BatchLoader(stream_of(config, tokenizer, epochs=1), 4, prefetch=prefetch, **options)
         found = [len(b["index"]) for b in loader]
@@ -94,7 +95,7 @@ def test_finite_streams_end(config: DataConfig, tokenizer: Tokenizer, prefetch: 
     assert sizes(keep_partial=True) == [4, 4, 3]
 
 
-def test_errors_of_the_thread_reach_the_caller() -> None:
+def test_errors_of_the_thread_reach_the_caller():
     class Broken:
         def __iter__(self) -> "Broken":
             return self
@@ -109,19 +110,15 @@ def test_errors_of_the_thread_reach_the_caller() -> None:
 
     loader = BatchLoader(Broken(), 2, prefetch=2)
     for _ in range(2):
-        with pytest.raises(UserError, match="row 7"):
-            next(loader)
+        refused("row 7", next, loader)
     loader.close()
 
 
-def test_impossible_splits_of_a_batch_are_refused(tokenizer: Tokenizer) -> None:
+def test_impossible_splits_of_a_batch_are_refused(tokenizer):
     class Empty:
         def state_dict(self) -> dict[str, Any]:
             return {}
 
-    with pytest.raises(UserError, match="batch_size = 3 does not divide among 2"):
-        BatchLoader(Empty(), 3, 0, 2)
-    with pytest.raises(UserError, match="rank = 2"):
-        BatchLoader(Empty(), 4, 2, 2)
-    with pytest.raises(UserError, match="keep_partial"):
-        BatchLoader(Empty(), 4, 0, 2, keep_partial=True)
+    refused("batch_size = 3 does not divide among 2", BatchLoader, Empty(), 3, 0, 2)
+    refused("rank = 2", BatchLoader, Empty(), 4, 2, 2)
+    refused("keep_partial", BatchLoader, Empty(), 4, 0, 2, keep_partial=True)

@@ -1,14 +1,14 @@
 """Templates under limits: the same text as plain Jinja makes, errors that name the template, limits that grow with the talk."""
 
 import threading
-from pathlib import Path
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dlm.data import chat, template
-from dlm.data.tokenizer import Tokenizer, load_tokenizer
+from dlm.data.tokenizer import load_tokenizer
 from dlm.errors import UserError
+from tests.refusals import refused
 
 TALK = [
     {"role": "system", "content": "Be  kind.\n"},
@@ -54,11 +54,11 @@ NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_the_account_changes_no_text(text: str) -> None:
+def test_the_account_changes_no_text(text):
     assert chat.render(text, TALK, True, NAMES) == plainly(text)
 
 
-def test_limits_grow_with_the_conversation() -> None:
+def test_limits_grow_with_the_conversation():
     text = "{% for m in messages %}{% for c in m.content %}{{ c }}{% endfor %}{% endfor %}"
     long = [{"role": "user", "content": "x" * 200_000}]
     assert chat.render(text, long, False) == "x" * 200_000  # more turns of a loop than a short conversation may have
@@ -69,7 +69,7 @@ def test_limits_grow_with_the_conversation() -> None:
     assert len(chat.render(copied, many, False)) == 300 * 500
 
 
-def test_every_rendering_has_an_account_of_its_own() -> None:
+def test_every_rendering_has_an_account_of_its_own():
     text = "{% for a in range(60000) %}{% endfor %}done"
     assert chat.render(text, TALK, False) == "done"
     found: list[str] = []
@@ -81,17 +81,14 @@ def test_every_rendering_has_an_account_of_its_own() -> None:
     assert found == ["done"] * 3
 
 
-def test_errors_name_the_template_and_where_it_lies(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_errors_name_the_template_and_where_it_lies(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("fine\n{% for m in %}")
     with pytest.raises(UserError, match=rf"the chat template in {tmp_path} cannot render .*\(line 2\)"):
         load_tokenizer(tmp_path).apply_chat_template(TALK[:1])
-    with pytest.raises(UserError, match="it calls itself|calls itself"):
-        chat.render("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", TALK, False)
+    refused("it calls itself|calls itself", chat.render, "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", TALK, False)
 
 
-def test_what_is_left_out_says_so() -> None:
-    with pytest.raises(UserError, match="No filter named 'pprint'"):
-        chat.render("{{ messages | pprint }}", TALK, False)
-    with pytest.raises(UserError, match=r"templates have no str\.translate"):
-        chat.render("{{ 'a'.translate({97: 'b'}) }}", TALK, False)
+def test_what_is_left_out_says_so():
+    refused("No filter named 'pprint'", chat.render, "{{ messages | pprint }}", TALK, False)
+    refused(r"templates have no str\.translate", chat.render, "{{ 'a'.translate({97: 'b'}) }}", TALK, False)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,19 +21,20 @@ from dlm.data.config import DataConfig, TokenizerConfig
 from dlm.data.tokenizer import Tokenizer, has_vocabulary, load_tokenizer
 from dlm.data.tokenizer_training import train_tokenizer
 from dlm.errors import UserError
+from tests.refusals import refused
 
 from .conftest import TEXTS
 
 
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=60))
-def test_any_text_survives_the_round_trip(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_survives_the_round_trip(tokenizer, text):
     ids = tokenizer.encode(text, special=False)
     assert tokenizer.decode(ids, skip_special=False) == text
     assert tokenizer.token_bytes[ids].sum() == len(text.encode())
 
 
-def test_ids_and_names(tokenizer: Tokenizer) -> None:
+def test_ids_and_names(tokenizer):
     assert (tokenizer.eos_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id) == (0, 1, 0)
     assert tokenizer.vocab_size <= 320
     assert tokenizer.encode("a[MASK]b")[1] == 1
@@ -43,7 +43,7 @@ def test_ids_and_names(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([1, 0], skip_special=False) == "[MASK]<|endoftext|>"
 
 
-def test_a_mask_is_added_behind_the_last_token_and_survives_saving(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_mask_is_added_behind_the_last_token_and_survives_saving(tokenizer, tmp_path):
     assert tokenizer.with_mask() is tokenizer
     bare = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])))
     masked = bare.with_mask()
@@ -54,7 +54,7 @@ def test_a_mask_is_added_behind_the_last_token_and_survives_saving(tokenizer: To
     assert again.fingerprint == masked.fingerprint
 
 
-def test_pieces_keep_digits_apart_and_indentation_together(tmp_path: Path) -> None:
+def test_pieces_keep_digits_apart_and_indentation_together(tmp_path):
     text = "def f():\n        return 1234 + a.bcd\n"
     trained = train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=400), [text] * 50)
     pieces = [trained.decode([i]) for i in trained.encode(text)]
@@ -63,7 +63,7 @@ def test_pieces_keep_digits_apart_and_indentation_together(tmp_path: Path) -> No
     assert [p for p in pieces if p.strip().isdigit()] == ["1", "2", "3", "4"]
 
 
-def test_the_folder_loads_here_and_in_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_folder_loads_here_and_in_transformers(tokenizer, tmp_path):
     config = TokenizerConfig(output=str(tmp_path), vocab_size=320)
     trained = train_tokenizer(config, TEXTS)
     assert {p.name for p in tmp_path.iterdir()} == {
@@ -91,7 +91,7 @@ def test_the_folder_loads_here_and_in_transformers(tokenizer: Tokenizer, tmp_pat
     assert theirs.decode(loaded.encode(TEXTS[1])) == TEXTS[1]
 
 
-def test_saving_copies_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_saving_copies_the_folder(tokenizer, tmp_path):
     tokenizer.encode("switches the backend to plain", special=False)
     tokenizer.save(tmp_path / "copy")
     again = load_tokenizer(tmp_path / "copy")
@@ -107,7 +107,7 @@ def test_saving_copies_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
         ("special_tokens_map.json", {"mask_token": {"content": "<a>"}, "eos_token": {"content": "<b>"}}),
     ],
 )
-def test_special_tokens_come_from_whichever_file_names_them(tmp_path: Path, file: str, content: dict) -> None:
+def test_special_tokens_come_from_whichever_file_names_them(tmp_path, file, content):
     config = TokenizerConfig(output=str(tmp_path), vocab_size=300, special_tokens=("<a>", "<b>"))
     train_tokenizer(config, TEXTS)
     (tmp_path / "tokenizer_config.json").unlink()
@@ -116,14 +116,14 @@ def test_special_tokens_come_from_whichever_file_names_them(tmp_path: Path, file
     assert (loaded.mask_token, loaded.eos_token) == ("<a>", "<b>")
 
 
-def test_without_configs_the_added_tokens_decide(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_without_configs_the_added_tokens_decide(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     loaded = load_tokenizer(tmp_path)
     assert (loaded.mask_token_id, loaded.eos_token_id) == (1, 0)
 
 
-def test_transformers_is_asked_when_there_is_no_tokenizer_json(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_transformers_is_asked_when_there_is_no_tokenizer_json(tokenizer, tmp_path):
     train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=320), TEXTS)
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tokenizer_config.json").write_text(
@@ -134,36 +134,29 @@ def test_transformers_is_asked_when_there_is_no_tokenizer_json(tokenizer: Tokeni
     assert loaded.mask_token_id == 1
 
 
-def test_bad_folders_say_what_is_wrong(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no tokenizer at .*nowhere"):
-        load_tokenizer(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
-        load_tokenizer(tmp_path)
+def test_bad_folders_say_what_is_wrong(tokenizer, tmp_path):
+    refused(r"no tokenizer at .*nowhere", load_tokenizer, tmp_path / "nowhere")
+    refused(r"holds no tokenizer\.json", load_tokenizer, tmp_path)
     tokenizer.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer_config\.json is not valid JSON"):
-        load_tokenizer(tmp_path)
+    refused(r"tokenizer_config\.json is not valid JSON", load_tokenizer, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"not a tokenizer\.json"):
-        load_tokenizer(tmp_path)
+    refused(r"not a tokenizer\.json", load_tokenizer, tmp_path)
     (tmp_path / "tokenizer.json").unlink()  # a configuration alone is no tokenizer
     assert not has_vocabulary(tmp_path)
-    with pytest.raises(UserError, match=r"holds no tokenizer\.json: train one with dlm-tokenizer"):
-        load_tokenizer(tmp_path)
+    refused(r"holds no tokenizer\.json: train one with dlm-tokenizer", load_tokenizer, tmp_path)
 
 
-def test_training_from_a_source_reads_its_training_split(texts: Path, tmp_path: Path) -> None:
+def test_training_from_a_source_reads_its_training_split(texts, tmp_path):
     data = DataConfig(source="text", paths=(str(texts),))
     trained = train_tokenizer(TokenizerConfig(output=str(tmp_path / "out"), vocab_size=300, data=data))
     assert len(trained.encode("word word")) < 9
     shutil.rmtree(texts)
-    with pytest.raises(UserError, match="no such file"):
-        train_tokenizer(TokenizerConfig(output=str(tmp_path / "out"), vocab_size=300, data=data))
-    with pytest.raises(UserError, match="no documents"):
-        train_tokenizer(TokenizerConfig(output=str(tmp_path / "none"), vocab_size=300), [])
+    refused("no such file", train_tokenizer, TokenizerConfig(output=str(tmp_path / "out"), vocab_size=300, data=data))
+    refused("no documents", train_tokenizer, TokenizerConfig(output=str(tmp_path / "none"), vocab_size=300), [])
 
 
-def test_stored_truncation_is_switched_off(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_stored_truncation_is_switched_off(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     stored = json.loads((tmp_path / "tokenizer.json").read_text())
     stored["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
@@ -172,7 +165,7 @@ def test_stored_truncation_is_switched_off(tokenizer: Tokenizer, tmp_path: Path)
     assert np.all(tokenizer.token_bytes[:4] == 0)
 
 
-def test_bytes_of_other_kinds_of_tokens(tokenizer: Tokenizer) -> None:
+def test_bytes_of_other_kinds_of_tokens(tokenizer):
     vocabulary = {"\u2581a": 0, "<0x0A>": 1, "é": 2, "<s>": 3}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     backend.decoder = tokenizers.decoders.Metaspace()
@@ -190,10 +183,7 @@ HOSTILE = (
     "files",
     [
         {"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["evil.Tok", None]}, "tokenizer_class": "Tok"}},
-        {
-            "tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["evil.Tok", "evil.Tok"]}},
-            "vocab.json": {"a": 0},
-        },
+        {"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["evil.Tok", "evil.Tok"]}}, "vocab.json": {"a": 0}},
         {
             "config.json": {
                 "model_type": "evil",
@@ -205,19 +195,18 @@ HOSTILE = (
     ],
     ids=["tokenizer", "with a vocabulary", "config", "config with a vocabulary"],
 )
-def test_code_in_a_folder_is_never_run(tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_a_folder_is_never_run(tmp_path, files, monkeypatch):
     (tmp_path / "evil.py").write_text(HOSTILE)
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    with pytest.raises(UserError, match=r"never run|cannot read the tokenizer|holds no tokenizer\.json"):
-        load_tokenizer(tmp_path)
+    refused(r"never run|cannot read the tokenizer|holds no tokenizer\.json", load_tokenizer, tmp_path)
     assert not list(tmp_path.rglob("MARK"))
 
 
-def test_dreams_tokenizer_is_read_without_its_code(tmp_path: Path) -> None:
+def test_dreams_tokenizer_is_read_without_its_code(tmp_path):
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
@@ -258,16 +247,13 @@ def test_dreams_tokenizer_is_read_without_its_code(tmp_path: Path) -> None:
         ("tokenizer.json", "", r"not a tokenizer\.json"),
     ],
 )
-def test_odd_files_beside_a_tokenizer(
-    tokenizer: Tokenizer, tmp_path: Path, file: str, content: str, message: str
-) -> None:
+def test_odd_files_beside_a_tokenizer(tokenizer, tmp_path, file, content, message):
     tokenizer.save(tmp_path)
     (tmp_path / file).write_text(content)
-    with pytest.raises(UserError, match=message):
-        load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "x"}])
+    refused(message, load_tokenizer(tmp_path).apply_chat_template, [{"role": "user", "content": "x"}])
 
 
-def test_ids_that_no_table_has_room_for() -> None:
+def test_ids_that_no_table_has_room_for():
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 4_000_000_000}, unk_token="a"))
     with pytest.raises(UserError, match=r"token of id 4,000,000,000"):
         Tokenizer(backend).token_bytes  # noqa: B018
@@ -275,9 +261,7 @@ def test_ids_that_no_table_has_room_for() -> None:
         Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE())).vocab_size  # noqa: B018
 
 
-def test_folders_that_cannot_be_written_to_are_refused_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_folders_that_cannot_be_written_to_are_refused_before_the_work(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     read = []
     for output, reason in ((tmp_path / "file" / "out", "Not a directory"), (tmp_path / "file", "is a file")):
@@ -289,7 +273,7 @@ def test_folders_that_cannot_be_written_to_are_refused_before_the_work(
     assert err.startswith("dlm-tokenizer: output = /proc/nowhere: cannot be written to (") and err.count("\n") == 1
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -298,7 +282,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=300), TEXTS)
 
 
-def test_a_trainer_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_that_fails_is_said(tmp_path, monkeypatch):
     config = TokenizerConfig(output=str(tmp_path), vocab_size=300)
     for code, message in (
         ("raise SystemExit('out of words')", "out of words"),
@@ -329,7 +313,7 @@ raise SystemExit(tokenizer.main(sys.argv[3:]))
 """
 
 
-def test_ctrl_c_ends_the_training_at_once(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_training_at_once(tmp_path):
     (tmp_path / "a.txt").write_text("some words " * 100)
     os.mkfifo(tmp_path / "busy")
     data = ["--data.source", "text", "--data.paths", str(tmp_path / "a.txt")]

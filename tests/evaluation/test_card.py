@@ -2,14 +2,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tomli
 
 from dlm import config
-from dlm.errors import UserError
 from dlm.evaluation.about import ABOUT
 from dlm.evaluation.card import About, Run, Table, machine, render_card
 from dlm.training.config import TrainConfig
+from tests.refusals import refused
 
 ROWS = [
     {"step": 10, "loss": 2.0, "tokens": 25_920, "seconds": 8.0},
@@ -45,7 +44,7 @@ def toml_of(text: str) -> dict[str, Any]:
     return tomli.loads(text.split("```toml\n")[1].split("```")[0])
 
 
-def test_the_card_says_what_the_run_was(tmp_path: Path) -> None:
+def test_the_card_says_what_the_run_was(tmp_path):
     text = card(Run.read(run_folder(tmp_path / "run", {})))
     header, body = text.removeprefix("---\n").split("\n---\n", 1)
     assert header.splitlines()[0] == "license: apache-2.0"
@@ -64,7 +63,7 @@ def test_the_card_says_what_the_run_was(tmp_path: Path) -> None:
     assert "out" not in toml_of(text)["train"]
 
 
-def test_another_config_than_the_shipped_one_is_given_whole(tmp_path: Path) -> None:
+def test_another_config_than_the_shipped_one_is_given_whole(tmp_path):
     text = card(Run.read(run_folder(tmp_path / "run", {"train.lr": "0.5", "train.save_dtype": "float16"})))
     assert "Save the config below" in text
     assert "dlm-train --config sudoku.toml\n" in text
@@ -74,24 +73,21 @@ def test_another_config_than_the_shipped_one_is_given_whole(tmp_path: Path) -> N
     assert (loaded.train.lr, loaded.model.hidden_size, loaded.data.source) == (0.5, 128, "sudoku")
 
 
-def test_folders_that_are_no_runs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no metrics\.jsonl"):
-        Run.read(tmp_path)
+def test_folders_that_are_no_runs(tmp_path):
+    refused(r"no metrics\.jsonl", Run.read, tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(UserError, match="no training step yet"):
-        Run.read(tmp_path)
+    refused("no training step yet", Run.read, tmp_path)
     (tmp_path / "metrics.jsonl").write_text(json.dumps(ROWS[0]))
-    with pytest.raises(UserError, match="has no checkpoint"):
-        Run.read(tmp_path)
+    refused("has no checkpoint", Run.read, tmp_path)
 
 
-def test_words_for_both_kinds() -> None:
+def test_words_for_both_kinds():
     assert set(ABOUT) == {"sudoku", "code"}
     assert 'dlm.load("mine")' in ABOUT["sudoku"]("mine").use
     assert "torch" in machine()
 
 
-def test_a_validation_of_one_draw_has_no_error(tmp_path: Path) -> None:
+def test_a_validation_of_one_draw_has_no_error(tmp_path):
     folder = run_folder(tmp_path, {})
     rows = [{**row, "bound_error": None} if "bound" in row else row for row in ROWS]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

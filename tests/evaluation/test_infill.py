@@ -10,6 +10,7 @@ from dlm.evaluation.rate import Rate
 from tests.evaluation.knowing import text_lm
 from tests.inference.tiny import EOS, MASK
 from tests.inference.tiny import text_lm as random_lm
+from tests.refusals import refused
 
 TASK = LineTask(name="a:2", prefix="def f(x):\n    ", line="return x", suffix="\n\ny = f(1)\n")
 OPEN = LineTask(name="b:2", prefix="def f(x):\n\n", line="    return x", suffix="\n\ny = f(1)\n")
@@ -19,7 +20,7 @@ def ids(text: str) -> list[int]:
     return random_lm().encode(text)
 
 
-def test_window_holds_both_sides() -> None:
+def test_window_holds_both_sides():
     shown = window(random_lm(), TASK, 200, "oracle")
     assert shown.ids == ids(TASK.prefix) + [MASK] * 8 + ids(TASK.suffix)
     assert (shown.hole, shown.lead) == (8, False)
@@ -28,36 +29,35 @@ def test_window_holds_both_sides() -> None:
 @pytest.mark.parametrize(
     ("length", "left", "right"), [(20, 6, 6), (21, 7, 6), (30, 11, 11), (31, 12, 11), (60, 14, 11)]
 )
-def test_window_is_shared_between_the_sides(length: int, left: int, right: int) -> None:
+def test_window_is_shared_between_the_sides(length, left, right):
     shown = window(random_lm(), TASK, length, "oracle").ids
     assert shown == ids(TASK.prefix)[-left:] + [MASK] * 8 + ids(TASK.suffix)[:right]
     assert len(shown) == min(length, 33)
 
 
-def test_window_gives_a_short_side_s_room_to_the_other() -> None:
+def test_window_gives_a_short_side_s_room_to_the_other():
     task = LineTask(name="c", prefix="abcdefghijklmn", line="x=1", suffix="\n")
     assert window(random_lm(), task, 12, "oracle").ids == ids("ghijklmn") + [MASK] * 3 + ids("\n")
 
 
-def test_given_length_is_rounded_up() -> None:
+def test_given_length_is_rounded_up():
     assert window(random_lm(), TASK, 200, "given").hole == 8
     assert window(random_lm(), OPEN, 200, "given").hole == 16
 
 
-def test_a_hole_with_indentation_begins_with_the_line_break() -> None:
+def test_a_hole_with_indentation_begins_with_the_line_break():
     shown = window(random_lm(), OPEN, 200, "oracle")
     assert shown.ids == ids("def f(x):") + [MASK] * 14 + ids(OPEN.suffix)
     assert (shown.hole, shown.lead) == (14, True)
 
 
-def test_masks_in_a_file_are_text() -> None:
+def test_masks_in_a_file_are_text():
     task = LineTask(name="d", prefix="[MASK]", line="x", suffix="")
     assert window(random_lm(), task, 50, "oracle").ids.count(MASK) == 1
 
 
-def test_window_refuses_what_cannot_fit() -> None:
-    with pytest.raises(UserError, match="a:2: a hole of 8 tokens leaves no context in a window of 15"):
-        window(random_lm(), TASK, 15, "oracle")
+def test_window_refuses_what_cannot_fit():
+    refused("a:2: a hole of 8 tokens leaves no context in a window of 15", window, random_lm(), TASK, 15, "oracle")
     with pytest.raises(UserError, match="known hole lengths are oracle, given"):
         window(random_lm(), TASK, 50, "guess")  # type: ignore[arg-type]
 
@@ -76,13 +76,13 @@ def test_window_refuses_what_cannot_fit() -> None:
         ("\n", True, ""),
     ],
 )
-def test_answers(text: str, lead: bool, answer: str) -> None:
+def test_answers(text, lead, answer):
     lm = random_lm()
     assert answer_of(lm, ids(text), lead) == answer
     assert answer_of(lm, [*ids(text), EOS, *ids("junk")], lead) == answer
 
 
-def test_grades_by_hand() -> None:
+def test_grades_by_hand():
     def verdict(task: LineTask, answer: str) -> tuple[bool, bool, bool]:
         found = grade(task, answer)
         return found.exact, found.stripped, found.parses
@@ -98,7 +98,7 @@ def test_grades_by_hand() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_a_model_that_knows_gets_what_it_knows(batch_size: int) -> None:
+def test_a_model_that_knows_gets_what_it_knows(batch_size):
     """One right, one wrong but Python, one broken; with the given length the rest is thrown away."""
     written = {"return x": "return x", "return xx": "return xy", "return xxx": "return (xx"}
     tasks = [LineTask(name=line, prefix=TASK.prefix, line=line, suffix=f"\ny = {len(line)}\n") for line in written]
@@ -124,8 +124,7 @@ def test_a_model_that_knows_gets_what_it_knows(batch_size: int) -> None:
     assert len(json.loads(json.dumps(given.to_dict(examples=2)))["examples"]) == 2
 
 
-def test_a_random_model_is_wrong_and_nothing_breaks() -> None:
+def test_a_random_model_is_wrong_and_nothing_breaks():
     result = evaluate_infill(random_lm(), [TASK, OPEN], length=64)
     assert result.exact == Rate(0, 2)
-    with pytest.raises(UserError, match="no lines"):
-        evaluate_infill(random_lm(), [])
+    refused("no lines", evaluate_infill, random_lm(), [])

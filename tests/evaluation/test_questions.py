@@ -7,6 +7,7 @@ import pytest
 from dlm.errors import UserError
 from dlm.evaluation.lines import LineTask
 from dlm.evaluation.questions import load_questions, prompt_of, sources
+from tests.refusals import refused
 
 ROWS = [
     {"question": "1+1?", "answer": "2", "choices": "", "source": "gsm8k"},
@@ -83,19 +84,13 @@ def test_mistakes_in_what_is_asked_for(tmp_path):
     file = written(tmp_path, *ROWS)
     with pytest.raises(UserError, match='no such source; did you mean "gsm8k"\\? \\(it has gsm8k \\(2\\), mmlu'):
         load_questions(file, source="gsm8")
-    with pytest.raises(UserError, match="skip_sample = 9 leaves nothing: .* has 6 questions"):
-        load_questions(file, skip=9)
-    with pytest.raises(UserError, match="no.jsonl: cannot be read as a dataset: No such file"):
-        load_questions(tmp_path / "no.jsonl")
-    with pytest.raises(UserError, match="cannot be read as a dataset: Is a directory"):
-        load_questions(tmp_path)
+    refused("skip_sample = 9 leaves nothing: .* has 6 questions", load_questions, file, skip=9)
+    refused("no.jsonl: cannot be read as a dataset: No such file", load_questions, tmp_path / "no.jsonl")
+    refused("cannot be read as a dataset: Is a directory", load_questions, tmp_path)
     (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="not a text file"):
-        load_questions(tmp_path / "b")
-    with pytest.raises(UserError, match='has the source "stdlib" only'):
-        load_questions("stdlib", source="gsm8k")
-    with pytest.raises(UserError, match='dataset = "mmlu": has no questions of its own: give a JSONL file'):
-        load_questions("mmlu")
+    refused("not a text file", load_questions, tmp_path / "b")
+    refused('has the source "stdlib" only', load_questions, "stdlib", source="gsm8k")
+    refused('dataset = "mmlu": has no questions of its own: give a JSONL file', load_questions, "mmlu")
 
 
 def test_the_built_in_set_needs_no_file(monkeypatch):

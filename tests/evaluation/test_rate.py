@@ -13,18 +13,18 @@ from dlm.evaluation.rate import Rate
         (20, 20, 0.8389, 1.0),
     ],
 )
-def test_wilson_intervals_are_the_published_ones(hits: int, total: int, low: float, high: float) -> None:
+def test_wilson_intervals_are_the_published_ones(hits, total, low, high):
     assert Rate(hits, total).interval == pytest.approx((low, high), abs=6e-5)
 
 
-def test_ends_are_exact_and_nothing_is_unknown() -> None:
+def test_ends_are_exact_and_nothing_is_unknown():
     assert Rate(0, 7).interval[0] == 0.0
     assert Rate(7, 7).interval[1] == 1.0
     nothing = Rate.of([])
     assert (nothing.value, nothing.interval, str(nothing)) == (None, (0.0, 1.0), "–")
 
 
-def test_counts_and_text() -> None:
+def test_counts_and_text():
     rate = Rate.of([True, False, True, True])
     assert rate == Rate(3, 4)
     assert str(rate) == "75.0 % (30.1–95.4)"

@@ -13,6 +13,7 @@ from dlm.models import LM
 from tests.diffusion.enumeration import exact_bound
 from tests.inference.requests import FAMILIES
 from tests.inference.tiny import EOS, MASK, byte_tokenizer, text_lm, tiny_lm
+from tests.refusals import refused
 
 KINDS = {
     "llada": {},
@@ -177,9 +178,7 @@ def test_what_cannot_be_scored_is_said(texts, settings, says):
 
 def test_a_model_without_what_it_takes_is_said():
     assert dlm.score(text_lm(), []) == []
-    with pytest.raises(UserError, match="has no tokenizer"):
-        dlm.score(tiny_lm(), ["a"])
+    refused("has no tokenizer", dlm.score, tiny_lm(), ["a"])
     lm = text_lm(**KINDS["causal"])
     lm.network.config.__dict__["eos_token_id"] = None
-    with pytest.raises(UserError, match="eos_token_id"):
-        dlm.score(lm, ["a"])
+    refused("eos_token_id", dlm.score, lm, ["a"])

@@ -1,7 +1,7 @@
 from dlm.evaluation.table import markdown
 
 
-def test_columns_follow_the_headings() -> None:
+def test_columns_follow_the_headings():
     rows = [{"rule": "margin", "n": 1000, "tpf": 1.5, "extra": 3}, {"rule": "a|b", "n": None}]
     lines = markdown(rows, {"n": "puzzles", "rule": "rule", "tpf": "TPF"}).splitlines()
     assert lines[0] == "| puzzles | rule   |  TPF |"
@@ -10,6 +10,6 @@ def test_columns_follow_the_headings() -> None:
     assert lines[3] == "|       – | a\\|b   |    – |"
 
 
-def test_first_row_names_the_columns_by_itself() -> None:
+def test_first_row_names_the_columns_by_itself():
     assert markdown([{"a": 1}]).splitlines()[0] == "| a |"
     assert markdown([]) == "*nothing measured*"

@@ -34,7 +34,7 @@ def outcomes() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_ends_in_a_user_error(name: str, outcomes: dict[str, dict[str, Any]]) -> None:
+def test_it_ends_in_a_user_error(name, outcomes):
     if name not in outcomes:
         assert CHECKPOINTS[name.removeprefix("checkpoint: ")][0] == "adapter"
         pytest.skip("needs the extra `qlora`: peft")
@@ -44,5 +44,5 @@ def test_it_ends_in_a_user_error(name: str, outcomes: dict[str, dict[str, Any]])
     assert "MemoryError" not in found["said"]
 
 
-def test_there_are_a_hundred() -> None:
+def test_there_are_a_hundred():
     assert len(NAMES) == len(set(NAMES)) >= 100

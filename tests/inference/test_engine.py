@@ -9,6 +9,7 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.inference.pages import PagePool
+from tests.refusals import refused
 
 from .requests import FAMILIES, MASK, RULE, ids, prompts, tokens
 from .tiny import likes, text_lm, tiny_lm
@@ -125,17 +126,12 @@ def test_what_can_never_run_is_refused_at_once():
     with pytest.raises(UserError, match=r"needs 5 pages of 4 positions \(18 positions\), and the engine has 3"):
         engine.add_request([1, 2], gen_length=16)
     engine = dlm.Engine(tiny_lm(), max_num_tokens=16)
-    with pytest.raises(UserError, match="needs 18 positions in one forward, and max_num_tokens = 16"):
-        engine.add_request([1, 2], gen_length=16)
+    refused("needs 18 positions in one forward, and max_num_tokens = 16", engine.add_request, [1, 2], gen_length=16)
     engine.add_request([1], gen_length=4, request_id="a")
-    with pytest.raises(UserError, match="'a' is already under way"):
-        engine.add_request([1], gen_length=4, request_id="a")
-    with pytest.raises(UserError, match="no request 'b' is under way; there are: a"):
-        engine.cancel("b")
-    with pytest.raises(UserError, match='cache = "exact" needs causal or block-causal'):
-        dlm.Engine(tiny_lm(), cache="exact")
-    with pytest.raises(UserError, match='cache = "dual" is for bidirectional families'):
-        dlm.Engine(tiny_lm(**FAMILIES["sdar"]), cache="dual")
+    refused("'a' is already under way", engine.add_request, [1], gen_length=4, request_id="a")
+    refused("no request 'b' is under way; there are: a", engine.cancel, "b")
+    refused('cache = "exact" needs causal or block-causal', dlm.Engine, tiny_lm(), cache="exact")
+    refused('cache = "dual" is for bidirectional families', dlm.Engine, tiny_lm(**FAMILIES["sdar"]), cache="dual")
 
 
 def test_poisoned_logits_end_one_request_and_not_the_batch():
@@ -156,8 +152,7 @@ def test_poisoned_logits_end_one_request_and_not_the_batch():
     assert [results["a"].tokens, results["c"].tokens] == expected
     assert list(errors) == ["b"] and "NaN" in errors["b"]
     assert engine.stats().pages_used == 0
-    with pytest.raises(UserError, match="request '0': the network gave NaN"):
-        dlm.generate(lm, [[61]], gen_length=4)
+    refused("request '0': the network gave NaN", dlm.generate, lm, [[61]], gen_length=4)
 
 
 def test_streams_tell_committed_text_once_and_in_order():

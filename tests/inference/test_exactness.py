@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import dlm
-from dlm.errors import UserError
 from dlm.inference import compute, decide
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import continuations, infillings
@@ -14,6 +13,7 @@ from dlm.inference.forward import Forward
 from dlm.kernels import reference as reference_kernels
 from dlm.kernels.c import native
 from dlm.kernels.paths import PATHS
+from tests.refusals import refused
 
 from . import oracle
 from .requests import CACHED, FAMILIES, RULE, drive, holes, ids, of_rule, prompts, reference, tokens
@@ -93,14 +93,10 @@ def test_c_and_torch_give_the_same_tokens(family, experts):
     assert tokens(dlm.generate(lm, prompts(5), kernels="torch", **settings)) == tokens(ours)
 
 
-@pytest.mark.parametrize(
-    ("kernels", "why"),
-    [("triton", "Triton"), ("c", "DLM_NATIVE = 0 switches"), ("blas", "auto")],
-)
+@pytest.mark.parametrize(("kernels", "why"), [("triton", "Triton"), ("c", "DLM_NATIVE = 0 switches"), ("blas", "auto")])
 def test_kernels_that_cannot_be_had_say_why(kernels, why, monkeypatch):
     monkeypatch.setenv("DLM_NATIVE", "0")
-    with pytest.raises(UserError, match=f"kernels.*{why}"):
-        dlm.Engine(tiny_lm(), kernels=kernels)
+    refused(f"kernels.*{why}", dlm.Engine, tiny_lm(), kernels=kernels)
     assert (
         dlm.Engine(tiny_lm()).batch.stepper.compute.path.name
         == dlm.Engine(tiny_lm(), kernels="torch").batch.stepper.compute.path.name
@@ -111,8 +107,7 @@ def test_kernels_that_cannot_be_had_say_why(kernels, why, monkeypatch):
 def test_c_is_for_float32(monkeypatch):
     lm = tiny_lm()
     lm.network.to(torch.bfloat16)
-    with pytest.raises(UserError, match="C compute in float32 on a CPU, and the model is bfloat16 on cpu"):
-        dlm.Engine(lm, kernels="c")
+    refused("C compute in float32 on a CPU, and the model is bfloat16 on cpu", dlm.Engine, lm, kernels="c")
     assert dlm.Engine(lm).batch.stepper.compute.path.name == "torch"
 
 
@@ -235,5 +230,4 @@ def test_one_pass_over_the_vocabulary_decides_the_same(rule, temperature, monkey
     assert tokens(dlm.generate(lm, prompts(3), **settings)) == tokens(plain) and read
     with torch.no_grad():
         lm.network.embed.weight[61] = float("nan")
-    with pytest.raises(UserError, match="request '1': the network gave NaN"):
-        dlm.generate(lm, [[1], [61]], **settings)
+    refused("request '1': the network gave NaN", dlm.generate, lm, [[1], [61]], **settings)

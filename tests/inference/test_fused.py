@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import dlm
-from dlm.errors import UserError
 from dlm.inference import decide
 from dlm.inference.compute import Compute
 from dlm.inference.config import EngineConfig, SamplerConfig
@@ -15,6 +14,7 @@ from dlm.inference.layout import Layout
 from dlm.kernels.c import native
 from dlm.models.fingerprint import weights_digest
 from dlm.trace.reader import TraceReader
+from tests.refusals import refused
 
 from .requests import FAMILIES, RULE, drive, prompts, tokens
 from .tiny import tiny_lm
@@ -183,8 +183,7 @@ def test_an_idle_engine_refuses_changed_weights_until_it_is_reloaded(how, kernel
     assert engine.generate(**ASKED)[0].tokens == before
     for changed in (lm, twin):
         trained(changed.network, how)
-    with pytest.raises(UserError, match=r"weights changed .* call engine.reload\(\)"):
-        engine.generate(**ASKED)
+    refused(r"weights changed .* call engine.reload\(\)", engine.generate, **ASKED)
     assert not engine.has_work
     engine.reload()
     assert engine.generate(**ASKED)[0].tokens == written(twin, "torch") != before
@@ -238,8 +237,7 @@ def test_reload_is_refused_while_a_request_is_under_way():
     engine = dlm.Engine(tiny_lm())
     engine.add_request([5, 6], **SETTINGS)
     engine.step()
-    with pytest.raises(UserError, match="requests have begun"):
-        engine.reload()
+    refused("requests have begun", engine.reload)
 
 
 def test_copies_are_made_once_for_the_same_weights(monkeypatch):

@@ -6,6 +6,7 @@ import dlm
 from dlm.inference import Interrupted
 from dlm.inference.batch import Batch
 from tests.inference.tiny import MASK, text_lm, tiny_lm
+from tests.refusals import refused
 
 
 def at(step: int):
@@ -79,8 +80,7 @@ def test_all_or_none_are_submitted(tmp_path):
             dlm.generate(lm, [[1]] * 2, gen_length=2, trace=store, request_ids=["new", "taken"], on_step=steps.append)
         assert steps == [] and "new" not in store
         engine = dlm.Engine(lm, trace=store)
-        with pytest.raises(dlm.UserError, match="already under way"):
-            engine.generate([[1]] * 2, gen_length=2, request_ids=["new", "new"])
+        refused("already under way", engine.generate, [[1]] * 2, gen_length=2, request_ids=["new", "new"])
         assert not engine.has_work
     with dlm.TraceStore(tmp_path / "t.db", overwrite=True) as store:
         dlm.generate(lm, [[2]], gen_length=2, trace=store, request_ids=["taken"])

@@ -10,6 +10,7 @@ from dlm.inference.prompts import Piece, parse_holes, spell
 from dlm.inference.request import Interrupted
 from tests.evaluation.knowing import Knowing
 from tests.evaluation.knowing import text_lm as knowing_lm
+from tests.refusals import refused
 
 from .requests import FAMILIES
 from .tiny import MASK, text_lm
@@ -107,8 +108,7 @@ def test_a_single_request_takes_no_range():
     with pytest.raises(UserError, match=r"\[MASK:4-16\]: one request has holes of one length each: dlm.infill chooses"):
         engine.add_request("a [MASK:4-16]", infill=True)
     lm = text_lm(position_embedding="learned", max_position_embeddings=16)
-    with pytest.raises(UserError, match="prompt 1 has 21 tokens.* only 16"):
-        dlm.infill(lm, ["a[MASK:2-4]", "b[MASK:4-20]"])
+    refused("prompt 1 has 21 tokens.* only 16", dlm.infill, lm, ["a[MASK:2-4]", "b[MASK:4-20]"])
 
 
 def test_prompts_of_every_form_may_stand_beside_a_range():

@@ -4,6 +4,7 @@ import pytest
 
 import dlm
 from dlm.errors import UserError
+from tests.refusals import refused
 
 from .tiny import text_lm, tiny_lm
 
@@ -35,8 +36,7 @@ def test_the_model_s_own_template_is_used():
     assert dlm.generate(lm, HI, gen_length=4) == dlm.generate(lm, "<user>hi", gen_length=4)
     lm = text_lm(seed=1)
     lm.tokenizer.settings["chat_template"] = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(UserError, match="prompt 1: the chat template cannot render .* roles must alternate"):
-        dlm.generate(lm, ["a", HI])
+    refused("prompt 1: the chat template cannot render .* roles must alternate", dlm.generate, lm, ["a", HI])
 
 
 BAD = [
@@ -57,8 +57,6 @@ def test_malformed_messages_are_named(prompts, says):
 
 
 def test_a_model_that_reads_no_text_and_holes_take_no_messages():
-    with pytest.raises(UserError, match="prompt 0 is a conversation, but model 'tiny' has no tokenizer"):
-        dlm.generate(tiny_lm(), HI)
+    refused("prompt 0 is a conversation, but model 'tiny' has no tokenizer", dlm.generate, tiny_lm(), HI)
     for prompts in (HI, ["a[MASK:2]", HI]):
-        with pytest.raises(UserError, match="was given messages: continue a conversation with dlm.generate"):
-            dlm.infill(text_lm(), prompts)
+        refused("was given messages: continue a conversation with dlm.generate", dlm.infill, text_lm(), prompts)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import dlm
-from dlm.errors import UserError
 from dlm.inference import Full
+from tests.refusals import refused
 
 from .requests import FAMILIES, RULE, prompts, tokens
 from .tiny import text_lm, tiny_lm
@@ -77,13 +77,11 @@ def test_a_second_thread_that_steps_is_told_so_and_the_first_goes_on():
     thread = threading.Thread(target=lambda: told.extend(engine.stream()))
     thread.start()
     assert inside.wait(10)
-    with pytest.raises(UserError, match="another thread is stepping this engine"):
-        engine.step()
+    refused("another thread is stepping this engine", engine.step)
     late = engine.add_request([3], gen_length=4, steps=2)
     gone = engine.add_request([4], gen_length=4, steps=2)
     engine.cancel(gone)
-    with pytest.raises(UserError, match=f"no request '{gone}' is under way"):
-        engine.cancel(gone)
+    refused(f"no request '{gone}' is under way", engine.cancel, gone)
     free.set()
     thread.join()
     assert {event.request_id for event in told if event.result} == {name, late}
@@ -95,8 +93,7 @@ def test_on_step_cannot_step_but_may_cancel_and_add():
 
     def on_step(event):
         if not added:
-            with pytest.raises(UserError, match="in the middle of a step"):
-                engine.step()
+            refused("in the middle of a step", engine.step)
             added.append(engine.add_request([2], gen_length=2, steps=1))
             engine.cancel(event.request_ids[0])
             errors.append(event.request_ids[0])
@@ -141,8 +138,7 @@ def test_one_request_is_followed_while_another_thread_steps():
         assert told[-1].result is not None and told[-1].result.tokens == result.tokens
         assert "".join(event.text for event in told) == result.text
     assert [event.text for event in engine.stream_of(names[0])] == [event.text for event in events[0]]  # once more
-    with pytest.raises(UserError, match="no request 'x'"):
-        engine.stream_of("x")
+    refused("no request 'x'", engine.stream_of, "x")
 
 
 @pytest.mark.parametrize("where", ["on_step", "recorder", "forward", "schedule"])
@@ -198,8 +194,7 @@ def test_what_fails_in_generate_does_not_stay_under_way():
         raise ValueError("no")
 
     engine = dlm.Engine(tiny_lm(), on_step=on_step)
-    with pytest.raises(ValueError, match="no"):
-        engine.generate(prompts(3), gen_length=4)
+    refused("no", engine.generate, prompts(3), gen_length=4, error=ValueError)
     assert not engine.has_work and engine.stats().pages_used == 0
 
 
@@ -229,8 +224,7 @@ def test_a_closed_engine_ends_its_requests_and_takes_no_further_one():
         engine.step()
     events = list(engine.stream())
     assert {event.request_id: event.error for event in events} == dict.fromkeys(names, "the engine was closed")
-    with pytest.raises(UserError, match="this engine is closed"):
-        engine.add_request([1], gen_length=4)
+    refused("this engine is closed", engine.add_request, [1], gen_length=4)
     assert not engine.has_work and engine.stats().pages_used == 0
     engine.close()
 
@@ -241,13 +235,11 @@ def test_deadlines_and_a_full_engine():
     time.sleep(0.001)
     (event,) = engine.step()
     assert event.request_id == late and event.error == "it was not finished within its deadline, 1e-06 s"
-    with pytest.raises(UserError, match="deadline = 0"):
-        engine.add_request([1], deadline=0)
+    refused("deadline = 0", engine.add_request, [1], deadline=0)
     engine.add_request([1], **LONG)
     engine.step()
     kept = [engine.add_request([2], **LONG) for _ in range(2)]
-    with pytest.raises(Full, match="2 requests are waiting, and max_waiting = 2"):
-        engine.add_request([3], **LONG)
+    refused("2 requests are waiting, and max_waiting = 2", engine.add_request, [3], error=Full, **LONG)
     engine.cancel(kept[0])
     engine.add_request([3], deadline=60, **LONG)
 
@@ -283,5 +275,4 @@ def test_reload_forgets_pages_that_other_weights_made():
     assert engine.generate([prompt], gen_length=8)[0].tokens == after != before
     engine.add_request(prompt, gen_length=8)
     engine.step()
-    with pytest.raises(UserError, match=r"reload\(\): 1 requests have begun"):
-        engine.reload()
+    refused(r"reload\(\): 1 requests have begun", engine.reload)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dlm.errors import UserError
 from dlm.kernels.c import built, compiler, native
 from dlm.kernels.c.compiler import BuildError, Unfinished
+from tests.refusals import refused
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 
@@ -55,8 +55,7 @@ def kept(cache: Path) -> Path:
 def test_a_library_that_lacks_a_function_is_forgotten(cache, source, tmp_path):
     """The next one may lie behind the same file number, by whose name the loader knows libraries."""
     for _ in range(2):
-        with pytest.raises(BuildError, match="lacks question"):
-            built.load("small", [source], ["cc"], FLAGS, ("question",))
+        refused("lacks question", built.load, "small", [source], ["cc"], FLAGS, ("question",), error=BuildError)
     other = tmp_path / "other.c"
     other.write_text("int question(void) { return 54; }")
     assert built.load("other", [other], ["cc"], FLAGS, ("question",)).question() == 54
@@ -229,8 +228,7 @@ def test_a_broken_compiler_is_reported_once_and_torch_does_the_work(kind, cache,
         assert len(caplog.messages) == 1
         assert says in caplog.messages[0] and "\n" not in caplog.messages[0]
         monkeypatch.setenv("DLM_NATIVE", "1")
-        with pytest.raises(UserError, match="DLM_NATIVE = 1"):
-            native.unavailable()
+        refused("DLM_NATIVE = 1", native.unavailable)
     finally:
         native.library.cache_clear()
     assert not list(cache.glob("*"))

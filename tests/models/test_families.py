@@ -1,7 +1,6 @@
 """Every family: its logits against an independent reference, its configuration and its weights there and back."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from dlm import UserError
 from dlm.models import FAMILIES, Family, ModelConfig, Transformer, load
 from dlm.models.families import config_from_hub, config_to_hub, qwen2, shape
 from dlm.models.settings import Settings
+from tests.refusals import refused
 
 from . import oracle, tiny
 
@@ -18,7 +18,7 @@ PUBLISHED = ["llada", "llada-gqa", "llada_moe", "Dream", "sdar", "llada2_moe", "
 
 
 @pytest.mark.parametrize("case", PUBLISHED)
-def test_logits_are_those_of_the_paper(case: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_the_paper(case, tmp_path):
     tiny.model(case).save(tmp_path / "m")
     lm = load(tmp_path / "m", dtype="float32", device="cpu")
     ids = tiny.tokens()
@@ -29,7 +29,7 @@ def test_logits_are_those_of_the_paper(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", list(tiny.CASES))
-def test_save_then_load_gives_the_same_model(case: str, tmp_path: Path) -> None:
+def test_save_then_load_gives_the_same_model(case, tmp_path):
     lm, ids = tiny.model(case), tiny.tokens()
     lm.save(tmp_path / "m")
     back = load(tmp_path / "m", dtype="float32", device="cpu")
@@ -45,7 +45,7 @@ def test_save_then_load_gives_the_same_model(case: str, tmp_path: Path) -> None:
     )
 
 
-def test_weights_have_their_published_names_and_shapes(tmp_path: Path) -> None:
+def test_weights_have_their_published_names_and_shapes(tmp_path):
     tiny.model("llada2_moe").save(tmp_path / "m")
     found = {name: tuple(t.shape) for name, t in load_file(tmp_path / "m" / "model.safetensors").items()}
     assert found["model.layers.0.attention.query_key_value.weight"] == ((4 + 2 * 2) * 8, 16)
@@ -59,7 +59,7 @@ def test_weights_have_their_published_names_and_shapes(tmp_path: Path) -> None:
     assert names == {f"model.transformer.blocks.{i}.{s}.weight" for i in range(2) for s in stems} | ends
 
 
-def test_llada2_reads_stacked_experts_too(tmp_path: Path) -> None:
+def test_llada2_reads_stacked_experts_too(tmp_path):
     lm, ids = tiny.model("llada2_moe"), tiny.tokens()
     lm.save(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -162,13 +162,13 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("hub", "size"), SIZES, ids=[hub["model_type"] for hub, _ in SIZES])
-def test_published_configurations_have_the_right_size(hub: dict, size: int) -> None:
+def test_published_configurations_have_the_right_size(hub, size):
     with torch.device("meta"):
         network = Transformer(config_from_hub(hub))
     assert sum(p.numel() for p in network.parameters()) == size
 
 
-def test_what_each_family_is() -> None:
+def test_what_each_family_is():
     sdar, llada2, dream = (config_from_hub(hub) for hub in (SDAR_4B, LLADA2_MINI, DREAM_7B))
     assert (sdar.attention, sdar.block_length, sdar.shifted_logits) == ("block_causal", 4, False)
     assert (sdar.mask_token_id, sdar.mask_in_softmax) == (151669, True)
@@ -198,28 +198,26 @@ def test_what_each_family_is() -> None:
     ],
     ids=str,
 )
-def test_settings_that_are_not_implemented_are_refused_by_name(hub: dict, change: dict) -> None:
+def test_settings_that_are_not_implemented_are_refused_by_name(hub, change):
     key = next(iter(change))
     with pytest.raises(UserError, match=r"some/config\.json") as caught:
         config_from_hub(hub | change, "some/config.json")
     assert key in str(caught.value) or "sliding_window" in str(caught.value)
 
 
-def test_missing_unknown_and_impossible_values_are_named() -> None:
-    with pytest.raises(UserError, match=r"model_type='gpt2'.*known: dlm, llada"):
-        config_from_hub({"model_type": "gpt2"})
+def test_missing_unknown_and_impossible_values_are_named():
+    refused(r"model_type='gpt2'.*known: dlm, llada", config_from_hub, {"model_type": "gpt2"})
     with pytest.raises(UserError, match="hidden_size"):
         config_from_hub({"model_type": "qwen2", "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 9})
-    with pytest.raises(UserError, match="mask_token_id=200000 lies outside"):
-        config_from_hub(DREAM_7B | {"mask_token_id": 200_000})
+    refused("mask_token_id=200000 lies outside", config_from_hub, DREAM_7B | {"mask_token_id": 200_000})
 
 
-def test_sliding_windows_that_no_layer_uses_are_harmless() -> None:
+def test_sliding_windows_that_no_layer_uses_are_harmless():
     config_from_hub(DREAM_7B | {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 4})
     config_from_hub(DREAM_7B | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28})
 
 
-def test_keys_that_are_not_ours_survive(tmp_path: Path) -> None:
+def test_keys_that_are_not_ours_survive(tmp_path):
     lm = tiny.model("llada")
     lm.settings = config_to_hub(lm.config) | {
         "vocab_size": 45,
@@ -233,7 +231,7 @@ def test_keys_that_are_not_ours_survive(tmp_path: Path) -> None:
     assert load(tmp_path / "m", device="cpu").config.vocab_size == 48
 
 
-def test_what_a_family_cannot_say_is_saved_as_dlm(tmp_path: Path) -> None:
+def test_what_a_family_cannot_say_is_saved_as_dlm(tmp_path):
     lm = tiny.model("qwen3", attention="bidirectional", shifted_logits=False)
     lm.save(tmp_path / "m")
     back = load(tmp_path / "m", device="cpu")
@@ -241,7 +239,7 @@ def test_what_a_family_cannot_say_is_saved_as_dlm(tmp_path: Path) -> None:
     assert back.config.attention == "bidirectional"
 
 
-def test_both_spellings_of_rope() -> None:
+def test_both_spellings_of_rope():
     old = {"rope_theta": 7.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_theta": 7.0, "rope_type": "linear", "factor": 2.0}}
     shape = {k: v for k, v in SDAR_4B.items() if k != "rope_theta"}
@@ -255,7 +253,7 @@ def test_both_spellings_of_rope() -> None:
     )
 
 
-def test_a_family_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_from_outside(tmp_path, monkeypatch):
     """One `Family` and one line in FAMILIES: its folder is saved, found by its model_type, and read again."""
 
     def read(hub: Settings) -> dict[str, object]:

@@ -13,11 +13,12 @@ from dlm.evaluation.infill import evaluate_infill
 from dlm.evaluation.sudoku import evaluate_sudoku
 from dlm.models import convert, save
 from dlm.models.packing import pack
+from tests.refusals import refused
 
 from . import tiny
 
 
-def test_a_model_moves_in_place_and_comes_back() -> None:
+def test_a_model_moves_in_place_and_comes_back():
     lm, ids = tiny.model("dlm-moe"), tiny.tokens()
     pack(lm.network)
     with torch.no_grad():
@@ -34,21 +35,18 @@ def test_a_model_moves_in_place_and_comes_back() -> None:
     assert lm.to() is lm
 
 
-def test_what_cannot_be_moved_says_so() -> None:
+def test_what_cannot_be_moved_says_so():
     lm = tiny.model("dlm")
     for target in ("int8", torch.int8, "warp", "meta", "cuda:99"):
-        with pytest.raises(UserError, match=r"dtype=|device="):
-            lm.to(target)
+        refused(r"dtype=|device=", lm.to, target)
     lm.network.layers[0].mlp.up_proj.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
-    with pytest.raises(UserError, match=r"quantised.*load it again with dtype='bfloat16'"):
-        lm.to("bfloat16")
+    refused(r"quantised.*load it again with dtype='bfloat16'", lm.to, "bfloat16")
     assert lm.to("float32") is lm
     lm = tiny.model("dlm")
     lm.network.group = SimpleNamespace()  # type: ignore[assignment]
     assert lm.to(lm.device) is lm
     if torch.cuda.is_available():
-        with pytest.raises(UserError, match="split over several processes"):
-            lm.to("cuda" if lm.device.type == "cpu" else "cpu")
+        refused("split over several processes", lm.to, "cuda" if lm.device.type == "cpu" else "cpu")
 
 
 CALLS = {
@@ -69,15 +67,13 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_name_is_no_model(call) -> None:
+def test_a_name_is_no_model(call):
     for name in ("pico", Path("pico")):
-        with pytest.raises(UserError, match=r'dlm\.load\("pico"\)'):
-            call(name)
-    with pytest.raises(UserError, match="expected a loaded model, not None"):
-        call(None)
+        refused(r'dlm\.load\("pico"\)', call, name)
+    refused("expected a loaded model, not None", call, None)
 
 
-def test_other_things_say_how_they_become_a_model() -> None:
+def test_other_things_say_how_they_become_a_model():
     network = tiny.model("dlm").network
     with pytest.raises(UserError, match=r"dlm\.LM\(network, tokenizer\)"):
         dlm.generate(network, ["x"])  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def naive(layer: MoE, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", ["llada2_moe", "llada_moe", "dlm-moe"])
-def test_outputs_and_gradients(case: str) -> None:
+def test_outputs_and_gradients(case):
     layer = tiny.model(case).network.layers[1].mlp
     assert isinstance(layer, MoE)
     x = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(2), requires_grad=True)
@@ -50,7 +50,7 @@ def test_outputs_and_gradients(case: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max().item())
 
 
-def test_a_token_does_not_depend_on_its_neighbours() -> None:
+def test_a_token_does_not_depend_on_its_neighbours():
     layer = tiny.model("llada2_moe").network.layers[1].mlp
     x = torch.randn(7, 16, generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
@@ -61,7 +61,7 @@ def test_a_token_does_not_depend_on_its_neighbours() -> None:
 
 
 @pytest.mark.gpu
-def test_grouped_kernel() -> None:
+def test_grouped_kernel():
     layer = tiny.model("llada2_moe", hidden_size=64, moe={**tiny.MOE, "intermediate_size": 32}).network.layers[1].mlp
     x = torch.randn(33, 64, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():

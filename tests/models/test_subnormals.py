@@ -13,7 +13,7 @@ def product() -> float:
     return (torch.tensor(1e-30) * 1e-10).item()
 
 
-def test_zeros_until_left_also_by_an_error() -> None:
+def test_zeros_until_left_also_by_an_error():
     with subnormals_as_zeros():
         with subnormals_as_zeros():
             assert product() == 0
@@ -24,7 +24,7 @@ def test_zeros_until_left_also_by_an_error() -> None:
     assert product() > 0
 
 
-def test_decoding_computes_with_zeros_and_leaves_the_callers_arithmetic_alone() -> None:
+def test_decoding_computes_with_zeros_and_leaves_the_callers_arithmetic_alone():
     lm, products = tiny.model("dlm"), []
     hook = lm.network.layers[0].mlp.register_forward_hook(lambda *_: products.append(product()))
     try:

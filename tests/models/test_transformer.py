@@ -22,21 +22,21 @@ def influence(network: torch.nn.Module, length: int = 10, **kinds: AttentionSpec
 
 
 @pytest.mark.parametrize(("kind", "block"), [("bidirectional", None), ("causal", None), ("block_causal", 4)])
-def test_who_sees_whom(kind: str, block: int | None) -> None:
+def test_who_sees_whom(kind, block):
     i, j = torch.arange(10)[:, None], torch.arange(10)[None, :]
     allowed = {"bidirectional": i >= 0, "causal": j <= i, "block_causal": j // (block or 1) <= i // (block or 1)}
     seen = influence(tiny.model("dlm").network, attention=AttentionSpec(kind, block))  # type: ignore[arg-type]
     assert torch.equal(seen, allowed[kind].expand(10, 10))
 
 
-def test_the_family_decides_who_sees_whom() -> None:
+def test_the_family_decides_who_sees_whom():
     assert influence(tiny.model("Dream").network).all()
     assert torch.equal(influence(tiny.model("qwen3").network), torch.ones(10, 10, dtype=torch.bool).tril())
     assert not influence(tiny.model("sdar").network)[3, 4]
 
 
 @pytest.mark.parametrize("case", ["dlm", "Dream", "Fast_dLLM_Qwen", "llada2_moe"])
-def test_predict_is_aligned_with_the_token_it_predicts(case: str) -> None:
+def test_predict_is_aligned_with_the_token_it_predicts(case):
     lm, ids = tiny.model(case), tiny.tokens()
     rows = ids == lm.require_mask_id()
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_predict_is_aligned_with_the_token_it_predicts(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["dlm", "sdar", "qwen3", "dlm-learned"])
-def test_padding_changes_nothing(case: str) -> None:
+def test_padding_changes_nothing(case):
     lm, ids = tiny.model(case), tiny.tokens(9, 1)
     padded = torch.cat((ids, torch.full((1, 4), 7)), 1)
     valid = torch.arange(13)[None] < 9
@@ -66,7 +66,7 @@ def test_padding_changes_nothing(case: str) -> None:
         torch.testing.assert_close(left_padded, alone)
 
 
-def test_gradient_checkpointing_changes_nothing() -> None:
+def test_gradient_checkpointing_changes_nothing():
     network, ids = tiny.model("dlm-moe").network.train(), tiny.tokens()
     grads = []
     for network.gradient_checkpointing in (False, True):
@@ -77,7 +77,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
         tiny.near(plain, again)
 
 
-def test_initial_weights() -> None:
+def test_initial_weights():
     network = tiny.model("dlm-moe").network
     network.initialise(torch.Generator().manual_seed(0))
     weights = dict(network.named_parameters())
@@ -89,7 +89,7 @@ def test_initial_weights() -> None:
 
 
 @pytest.mark.parametrize("case", ["dlm", "dlm-moe"])
-def test_rows_that_nobody_asks_for_are_left_out_of_the_last_layer_alone(case: str) -> None:
+def test_rows_that_nobody_asks_for_are_left_out_of_the_last_layer_alone(case):
     def attend(layer: int, *rows: torch.Tensor) -> torch.Tensor:
         shown.append(len(rows[0]))
         q, k, v = (part.transpose(0, 1)[None] for part in rows)

@@ -14,13 +14,13 @@ import torch
 import dlm
 from dlm.config import load, to_toml
 from dlm.data.tokenizer import Tokenizer
-from dlm.errors import UserError
 from dlm.inference.engine import Engine
 from dlm.prepare.config import TrajectoriesConfig
 from dlm.prepare.trajectories import prepare
 from dlm.sudoku import sudoku_tokenizer
 from dlm.trace.codec import digest
 from tests.inference.tiny import EOS, text_lm, tiny_lm
+from tests.refusals import refused
 
 TEXTS = [f"{i * 111} is the number {i}" for i in range(10)]
 PROMPT, LENGTH = 4, 20  # of at least 16 tokens in each text, up to twelve are the answer: three blocks
@@ -300,5 +300,4 @@ def test_parquet_is_written_when_all_is_done_and_trains(folder):
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, overrides, message):
-    with pytest.raises(UserError, match=message):
-        config(tmp_path, **overrides)
+    refused(message, config, tmp_path, **overrides)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import zstandard
 
-from dlm.errors import UserError
 from dlm.trace import codec, columns
 from dlm.trace.assemble import from_events
 from dlm.trace.codec import CorruptTrace, content, decode, digest, encode
 from dlm.trace.events import NEVER, SET
 from dlm.trace.trace import Trace
+from tests.refusals import refused
 from tests.trace.synthetic import anything, run
 
 
@@ -114,8 +114,7 @@ def test_a_record_vouches_for_its_id_and_its_context():
     record = encode(made.trace)
     assert decode(record, "r", {"model": "pico"}).meta["model"] == "pico"
     for name, context in (("s", {"model": "pico"}), ("r", {"model": "sudoku"}), ("r", {})):
-        with pytest.raises(CorruptTrace, match="not what was written"):
-            decode(record, name, context)
+        refused("not what was written", decode, record, name, context, error=CorruptTrace)
 
 
 def fuzzed(rng: np.random.Generator):
@@ -167,15 +166,13 @@ def test_a_frame_that_declares_too_much_is_not_unfolded():
     bomb = zstandard.compress(bytes(codec.MAX_CONTENT + 1))
     undeclared = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(2**25))
     for frame in (bomb, undeclared):
-        with pytest.raises(CorruptTrace, match="declares"):
-            decode(bytes((codec.FORMAT,)) + bytes(16) + frame, "r")
+        refused("declares", decode, bytes((codec.FORMAT,)) + bytes(16) + frame, "r", error=CorruptTrace)
 
 
 def test_what_does_not_fit_is_refused_when_written():
     trace = run(np.random.default_rng(7), 3, 1).trace
     trace.num_steps = codec.MAX_STEPS + 1
-    with pytest.raises(UserError, match="steps are more than a record holds"):
-        encode(trace)
+    refused("steps are more than a record holds", encode, trace)
 
 
 def test_a_payload_is_near_the_entropy_bound():

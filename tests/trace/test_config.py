@@ -5,9 +5,9 @@ import inspect
 import pytest
 
 from dlm.config import check
-from dlm.errors import UserError
 from dlm.trace import TraceStore
 from dlm.trace.config import TraceConfig
+from tests.refusals import refused
 
 
 def test_defaults_are_the_stores():
@@ -18,5 +18,4 @@ def test_defaults_are_the_stores():
 
 @pytest.mark.parametrize("value", ["tokens+logits", ""])
 def test_granularity_is_checked(value):
-    with pytest.raises(UserError, match="cannot be kept; known: tokens, masks"):
-        check(TraceConfig, {"keep": value}, "x.toml")
+    refused("cannot be kept; known: tokens, masks", check, TraceConfig, {"keep": value}, "x.toml")

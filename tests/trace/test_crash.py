@@ -13,6 +13,7 @@ import pytest
 
 from dlm.trace import TraceStore, from_map
 from dlm.trace.database import StoreError
+from tests.refusals import refused
 
 WRITES = """
 import sys, numpy as np
@@ -81,8 +82,7 @@ def test_a_full_disk_is_told_and_leaves_the_store_readable(tmp_path):
                 store.put(random_trace(str(i)))
                 stored.append(str(i))
 
-        with pytest.raises(StoreError, match="full: make room"):
-            fill()
+        refused("full: make room", fill, error=StoreError)
         assert 3 < len(stored) < 50
         assert [row.request_id for row in store.ls()] == stored
         for name in stored:

@@ -10,6 +10,7 @@ from dlm.errors import UserError
 from dlm.trace import TraceStore
 from dlm.trace.codec import digest
 from dlm.trace.database import StoreError
+from tests.refusals import refused
 from tests.trace.flips import flips
 from tests.trace.worker import made
 
@@ -54,8 +55,7 @@ def test_every_walk_through_a_disordered_store_ends(disordered, tmp_path):
             lambda: store.gc(5),
             lambda: store.gc("1h"),
         ):
-            with pytest.raises(UserError, match="damaged"):
-                walk()
+            refused("damaged", walk)
         report = store.fsck()
         assert not report.ok and report.traces == COUNT - 1
         assert not any("fsck" in line for line in (*report.database, *report.damaged.values()))
@@ -76,8 +76,7 @@ def test_rows_out_of_order_are_noticed_though_the_index_agrees(disordered):
     disordered.write_bytes(content.replace(there, lower.to_bytes(6, "big")))
     with TraceStore(disordered, create=False) as store:
         for walk in (store.ls, lambda: store.ls(newest=5)):
-            with pytest.raises(UserError, match="the order of its traces is damaged"):
-                walk()
+            refused("the order of its traces is damaged", walk)
 
 
 def test_what_traces_share_is_checked_too(tmp_path):
@@ -134,8 +133,7 @@ def test_tables_that_were_changed_are_refused(tmp_path):
     content = path.read_bytes()
     assert content.count(b"at INTEGER PRIMARY KEY") == 1
     path.write_bytes(content.replace(b"at INTEGER PRIMARY KEY", b"at INTEGES PRIMARY KEY"))  # then `at` is no key
-    with pytest.raises(UserError, match="its tables are not those of a trace store: the file is damaged"):
-        TraceStore(path)
+    refused("its tables are not those of a trace store: the file is damaged", TraceStore, path)
 
 
 def test_an_id_that_is_no_text_any_more_harms_no_other(tmp_path):
@@ -156,8 +154,7 @@ def test_errors_that_sqlite_words_in_broken_text(tmp_path):
     TraceStore(path).close()
     content = path.read_bytes()
     path.write_bytes(content.replace(b"tabletracestraces", b"tabletrac\xe5straces"))
-    with pytest.raises(StoreError, match="malformed database schema"):
-        TraceStore(path)
+    refused("malformed database schema", TraceStore, path, error=StoreError)
 
 
 def test_flipped_bits(tmp_path):

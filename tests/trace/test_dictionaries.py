@@ -6,6 +6,7 @@ import pytest
 from dlm.errors import UserError
 from dlm.trace import TraceStore, from_map
 from dlm.trace.events import NEVER
+from tests.refusals import refused
 from tests.trace.synthetic import run
 
 
@@ -20,8 +21,7 @@ def test_a_dictionary_makes_records_smaller_and_others_can_read_them(tmp_path):
         return made
 
     with TraceStore(tmp_path / "t.db") as store:
-        with pytest.raises(UserError, match="too few"):
-            store.train_dict()
+        refused("too few", store.train_dict)
         for i in range(200):
             store.put(text(i))
         before = store.stats()["record_bytes"]

@@ -4,8 +4,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from dlm.errors import UserError
 from dlm.trace.pieces import Pieces
+from tests.refusals import refused
 
 TEXT = "def naïve(x):\n    return “x” — 猫 🐈\n\tprint('ok')  # done\n" * 3
 
@@ -49,7 +49,5 @@ def test_bytes_and_back():
 
 @pytest.mark.parametrize("text", ["{}", '{"model": {"vocab": 3}}', "{"])
 def test_what_is_no_tokenizer(text, tmp_path):
-    with pytest.raises(UserError, match="cannot be understood"):
-        Pieces.of_tokenizer(text)
-    with pytest.raises(UserError, match="no tokenizer.json"):
-        Pieces.of_tokenizer(tmp_path)
+    refused("cannot be understood", Pieces.of_tokenizer, text)
+    refused("no tokenizer.json", Pieces.of_tokenizer, tmp_path)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dlm.errors import UserError
 from dlm.trace import Recorder, TraceStore, from_events, from_map, from_states
 from dlm.trace.events import ACCEPT, MASK, NO_MASK, REJECT, REPLACE, SET
+from tests.refusals import refused
 from tests.trace.synthetic import MASK_ID, run
 
 
@@ -147,8 +147,7 @@ def test_states_of_a_growing_canvas():
     ],
 )
 def test_what_is_refused(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
+    refused(message, make)
 
 
 def event(kind: int, step: int = 0):

@@ -15,6 +15,7 @@ from dlm.trace import CorruptTrace, DuplicateTrace, TraceStore, UnknownTrace
 from dlm.trace.database import StoreError
 from dlm.trace.events import NEVER
 from dlm.trace.times import iso, moment, seconds, ticks
+from tests.refusals import refused
 from tests.trace.synthetic import run
 
 HOSTILE = [
@@ -53,16 +54,14 @@ def test_hostile_ids_are_just_ids(store, tmp_path):
     ("name", "message"), [("x" * 70_000, "more than 65536"), ("\ud800", "no Unicode"), (7, "text")]
 )
 def test_what_is_no_id(store, name, message):
-    with pytest.raises(UserError, match=message):
-        store.put(trace("x").__class__(**{**vars(trace("x")), "request_id": name}))
+    refused(message, store.put, trace("x").__class__(**{**vars(trace("x")), "request_id": name}))
     with pytest.raises(UserError, match=message):
         store[name]
 
 
 def test_a_taken_id_is_refused_before_the_work(filled):
     for _ in range(2):
-        with pytest.raises(DuplicateTrace, match="overwrite=True"):
-            filled.record("first", prompt=[1])
+        refused("overwrite=True", filled.record, "first", prompt=[1], error=DuplicateTrace)
     filled.put(trace("first"))
     with pytest.raises(DuplicateTrace):
         filled.flush()
@@ -86,8 +85,7 @@ def test_finding(filled):
     assert filled.find(until="1h") == filled.find(model="none") == filled.find(since=time.time() + 9) == []
     middle = filled.ls()[1].at
     assert [row.request_id for row in filled.ls()][1:] == [row.request_id for row in filled.find(since=middle / 1e4)]
-    with pytest.raises(UserError, match="is no time"):
-        filled.find(since="yesterday")
+    refused("is no time", filled.find, since="yesterday")
     assert seconds("1.5h") == 5400 and ticks("2020-01-01T00:00:00+00:00") == 15_778_368_000_000
 
 
@@ -98,20 +96,13 @@ def test_times_are_exact_and_what_is_none_is_an_error():
     )
     assert ticks("99999999999d") < 0 < ticks(1e300)
     for say in (iso, moment):
-        with pytest.raises(UserError, match="are no time: the store is damaged"):
-            say(2**60)
-    with pytest.raises(UserError, match="is no time"):
-        ticks(float("nan"))
+        refused("are no time: the store is damaged", say, 2**60)
+    refused("is no time", ticks, float("nan"))
 
 
 def test_contexts_are_stored_once_and_facts_come_back(filled):
     assert filled.stats()["contexts"] == 2
-    assert filled["first"].meta == {
-        "model": "pico",
-        "tokenizer": "tok",
-        "sampler": {"block_length": 8},
-        "seed": 5,
-    }
+    assert filled["first"].meta == {"model": "pico", "tokenizer": "tok", "sampler": {"block_length": 8}, "seed": 5}
     assert filled["first"].text(0).startswith(" w") and "░" in filled["first"].text(0)
 
 
@@ -142,8 +133,7 @@ def test_a_full_queue_blocks_or_raises(tmp_path):
         while store._writer.queue:
             time.sleep(0.001)
         store.put(slow("b"))
-        with pytest.raises(StoreError, match="wait to be written"):
-            store.put(slow("c"))
+        refused("wait to be written", store.put, slow("c"), error=StoreError)
         gate.set()
         store.flush()
         assert len(store) == 2
@@ -173,8 +163,7 @@ def test_a_broken_recording_is_told_and_harms_no_other(store):
     store.put(trace("a"))
     done = store.put(bad)
     store.put(trace("b"))
-    with pytest.raises(UserError, match="must be JSON"):
-        store.flush()
+    refused("must be JSON", store.flush)
     assert done.exception() is not None
     store.flush()  # told once
     assert len(store) == 2
@@ -183,8 +172,7 @@ def test_a_broken_recording_is_told_and_harms_no_other(store):
 def test_a_trace_that_contradicts_itself_is_refused(store):
     odd = trace("odd")
     odd.first_step[3] = NEVER  # but its token is there
-    with pytest.raises(UserError, match="contradicts itself"):
-        store.put(odd).result()
+    refused("contradicts itself", store.put(odd).result)
     store._writer.errors.clear()
 
 
@@ -223,8 +211,7 @@ def test_gc_keeps_the_newest(filled):
     assert filled.gc(1) == 2
     assert [row.request_id for row in filled.ls()] == ["third/1"]
     assert filled.stats()["contexts"] == 1
-    with pytest.raises(UserError, match="keep = 'x'"):
-        filled.gc("x")
+    refused("keep = 'x'", filled.gc, "x")
     assert filled.gc(0) == 1
 
 
@@ -246,8 +233,7 @@ def test_files_that_are_no_store(tmp_path, content):
     path = tmp_path / "x.db"
     path.write_bytes(content)
     if content:
-        with pytest.raises(UserError, match="x.db"):
-            TraceStore(path)
+        refused("x.db", TraceStore, path)
         assert path.read_bytes() == content
     else:
         TraceStore(path).close()
@@ -258,18 +244,15 @@ def test_another_programs_database_is_left_alone(tmp_path):
     other.execute("CREATE TABLE mine (x)")
     other.commit()
     other.close()
-    with pytest.raises(UserError, match="no trace store"):
-        TraceStore(tmp_path / "x.db")
-    with pytest.raises(UserError, match="there is no trace store here"):
-        TraceStore(tmp_path / "none.db", create=False)
+    refused("no trace store", TraceStore, tmp_path / "x.db")
+    refused("there is no trace store here", TraceStore, tmp_path / "none.db", create=False)
 
 
 @pytest.mark.parametrize(
     "options", [{"durability": "x"}, {"fraction": 2}, {"queue_size": 0}, {"prompts": "x"}, {"on_full": "x"}]
 )
 def test_unknown_options(tmp_path, options):
-    with pytest.raises(UserError, match=next(iter(options))):
-        TraceStore(tmp_path / "t.db", **options)
+    refused(next(iter(options)), TraceStore, tmp_path / "t.db", **options)
 
 
 def test_the_path_comes_from_the_environment(tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from dlm.errors import UserError
 from dlm.trace import diff, page, view
+from tests.refusals import refused
 from tests.trace.conftest import PIECES
 from tests.trace.synthetic import run
 
@@ -111,5 +111,4 @@ def test_the_page_asks_the_network_for_nothing(filled):
 
 def test_what_is_too_long_for_a_page(monkeypatch, filled):
     monkeypatch.setattr(view, "MOST", 10)
-    with pytest.raises(UserError, match="too many for a page"):
-        page(filled["first"])
+    refused("too many for a page", page, filled["first"])

@@ -14,6 +14,7 @@ from dlm.training.run import Run
 from dlm.training.scoring import two_streams
 from dlm.training.sections import ObjectiveConfig
 from tests.inference.oracle import left_to_right
+from tests.refusals import refused
 from tests.training.runs import config
 
 BLOCK = 4
@@ -107,8 +108,7 @@ def test_prompts_of_conversations_are_given(tmp_path, options):
     ids=str,
 )
 def test_wrong_combinations_are_refused_before_any_work(tmp_path, options, message):
-    with pytest.raises(UserError, match=message):
-        config(tmp_path, **options)
+    refused(message, config, tmp_path, **options)
 
 
 def test_autoregression_needs_an_end_of_text():

@@ -10,6 +10,7 @@ from dlm.errors import UserError
 from dlm.training import checkpoint
 from dlm.training.loop import go, train
 from dlm.training.run import Run
+from tests.refusals import refused
 from tests.training.runs import config, rows
 
 
@@ -32,10 +33,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(tmp_path):
     run = Run(config(tmp_path))
     step = run.optimiser_step
     run.optimiser_step = lambda: (step()[0], float("inf") if run.step == 3 else 1.0)
-    with pytest.raises(
-        UserError, match=r"step 3: the loss is [\d.]+ and the gradient norm inf.*no checkpoint was written"
-    ):
-        go(run)
+    refused(r"step 3: the loss is [\d.]+ and the gradient norm inf.*no checkpoint was written", go, run)
 
 
 @pytest.mark.parametrize("where", ["weight", "optimiser"])
@@ -48,8 +46,7 @@ def test_a_checkpoint_of_lost_weights_is_not_written(tmp_path, where):
     values = parameter if where == "weight" else run.optimizer.state[parameter]["exp_avg_sq"]
     with torch.no_grad():
         values[3, 2] = torch.inf
-    with pytest.raises(UserError, match=r"step 2: network.embed.weight.* is not finite.*step-00000001"):
-        run.save_checkpoint()
+    refused(r"step 2: network.embed.weight.* is not finite.*step-00000001", run.save_checkpoint)
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
 
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlm.errors import UserError
 from dlm.models.attention import AttentionSpec
 from dlm.training.batch import Batch
 from dlm.training.masking import masking_of
 from dlm.training.masking.view import View
 from dlm.training.sections import ObjectiveConfig
 from tests.inference.tiny import tiny_lm
+from tests.refusals import refused
 
 EOS = 0
 DOCUMENTS = [[5, 9, 3, EOS], [7, 7, 2, 8, 4, EOS], [6, EOS], [1, 2, 3, 4]]
@@ -75,5 +75,4 @@ def test_joined_documents_do_see_each_other():
 
 
 def test_documents_need_an_end_of_text():
-    with pytest.raises(UserError, match="set model.eos_token_id"):
-        views("random", tiny_lm().network, "apart")
+    refused("set model.eos_token_id", views, "random", tiny_lm().network, "apart")

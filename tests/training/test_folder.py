@@ -19,6 +19,7 @@ from dlm.models import weights
 from dlm.training import checkpoint, folder
 from dlm.training.loop import go, train
 from dlm.training.run import Run
+from tests.refusals import refused
 from tests.training.runs import config, rows
 
 HOLDER = """
@@ -139,10 +140,7 @@ def test_a_disk_that_fills_up_leaves_the_older_checkpoint(tmp_path, monkeypatch)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # a real error in the middle of a file
     try:
-        with pytest.raises(
-            UserError, match=r"checkpoint of step 1 could not be written: .*too large.*step-00000001 is"
-        ):
-            run.save_checkpoint()
+        refused(r"checkpoint of step 1 could not be written: .*too large.*step-00000001 is", run.save_checkpoint)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with monkeypatch.context() as patch:
@@ -152,10 +150,7 @@ def test_a_disk_that_fills_up_leaves_the_older_checkpoint(tmp_path, monkeypatch)
 
         patch.setattr(checkpoint, "sync", full)
         run.optimiser_step()
-        with pytest.raises(
-            UserError, match="step 2 could not be written: No space left on device; step-00000001 is still"
-        ):
-            run.save_checkpoint()
+        refused("step 2 could not be written: No space left on device; step-00000001 is still", run.save_checkpoint)
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
     again = Run(config(tmp_path))
     again.resume()
@@ -172,18 +167,14 @@ def test_a_full_disk_under_metrics_or_the_final_model_is_said(tmp_path, monkeypa
         return step()
 
     run.optimiser_step = stepping
-    with pytest.raises(
-        UserError, match=r"cannot write .*: No space left on device; make room or give another train.out"
-    ):
-        go(run)
+    refused(r"cannot write .*: No space left on device; make room or give another train.out", go, run)
     shutil.rmtree(tmp_path / "run")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(weights, "save_file", full)
-    with pytest.raises(UserError, match="No space left"):
-        train(config(tmp_path, train__steps="2", eval__sequences="0", checkpoint__every="2"))
+    refused("No space left", train, config(tmp_path, train__steps="2", eval__sequences="0", checkpoint__every="2"))
     monkeypatch.undo()
     assert [p.name for p in checkpoint.found(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
     train(config(tmp_path, train__steps="2", eval__sequences="0", checkpoint__every="2"))
@@ -201,8 +192,7 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_else(tmp_p
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run" / ".lock"))
 
     monkeypatch.setattr(folder.os, "open", readonly)
-    with pytest.raises(UserError, match=r"cannot write .*\.lock: Permission denied"):
-        train(cfg)
+    refused(r"cannot write .*\.lock: Permission denied", train, cfg)
 
 
 def test_lines_of_metrics_that_are_none_are_dropped(tmp_path):

@@ -7,8 +7,8 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from dlm.cli import train
 from dlm.config import SHIPPED
-from dlm.errors import UserError
 from dlm.training.launch import launch
+from tests.refusals import refused
 
 FILES = sorted((SHIPPED / "accelerate").glob("*.yaml"))
 
@@ -36,7 +36,5 @@ def test_launch_hands_over_to_accelerate_with_the_same_options(monkeypatch):
 
 def test_launch_says_what_there_is(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(UserError, match=r'did you mean "fsdp2"\? \(shipped: cpu-2, ddp'):
-        launch("fsdp", [])
-    with pytest.raises(UserError, match="a process for each GPU, and there is none; cpu-2 needs none"):
-        launch("ddp", [])
+    refused(r'did you mean "fsdp2"\? \(shipped: cpu-2, ddp', launch, "fsdp", [])
+    refused("a process for each GPU, and there is none; cpu-2 needs none", launch, "ddp", [])

@@ -12,6 +12,7 @@ from dlm.errors import UserError
 from dlm.training.loop import train
 from dlm.training.profile import flops_a_token
 from dlm.training.run import Run
+from tests.refusals import refused
 from tests.training.runs import config, rows
 
 
@@ -71,8 +72,7 @@ def test_a_run_may_be_given_as_a_file_or_a_table(tmp_path):
     table = config(tmp_path, train__steps="2").model_dump(mode="json", exclude_none=True)
     (tmp_path / "run.toml").write_text(to_toml(config(tmp_path, "again", train__steps="2")))
     assert dlm.train(table).losses == dlm.train(tmp_path / "run.toml").losses
-    with pytest.raises(UserError, match='unknown key "train.step"; did you mean "train.steps"'):
-        dlm.train({"train": {"step": 3}})
+    refused('unknown key "train.step"; did you mean "train.steps"', dlm.train, {"train": {"step": 3}})
 
 
 def test_impossible_runs_say_so_before_work(tmp_path, monkeypatch):
@@ -81,10 +81,8 @@ def test_impossible_runs_say_so_before_work(tmp_path, monkeypatch):
             config(tmp_path).model_copy(update={"train": config(tmp_path).train.model_copy(update={"tokenizer": None})})
         )
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="needs a C\\+\\+ compiler"):
-        Run(config(tmp_path, train__compile="true"))
-    with pytest.raises(UserError, match="smaller than the tokenizer's 283"):
-        Run(config(tmp_path, model__vocab_size="100"))
+    refused("needs a C\\+\\+ compiler", Run, config(tmp_path, train__compile="true"))
+    refused("smaller than the tokenizer's 283", Run, config(tmp_path, model__vocab_size="100"))
 
 
 def test_flops_count_the_weights_a_token_meets(tmp_path):

@@ -13,6 +13,7 @@ from dlm.config import to_toml
 from dlm.errors import UserError
 from dlm.training import processes
 from dlm.training.loop import train
+from tests.refusals import refused
 from tests.training.pair import STEPS, STOP
 from tests.training.runs import config, rows
 
@@ -78,5 +79,4 @@ def test_a_batch_must_divide_among_the_processes(tmp_path):
 
 def test_deepspeed_says_what_it_cannot_do(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(UserError, match="DeepSpeed needs GPUs"):
-        processes.start(config(tmp_path))
+    refused("DeepSpeed needs GPUs", processes.start, config(tmp_path))

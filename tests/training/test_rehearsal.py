@@ -12,6 +12,7 @@ from dlm.training.loop import train
 from dlm.training.rehearsal import RehearsalStream, pack, unpack
 from dlm.training.run import Run
 from dlm.training.sections import ReplayConfig
+from tests.refusals import refused
 from tests.training.runs import config
 
 
@@ -110,10 +111,8 @@ def test_a_loader_reads_it_like_any_stream():
 
 
 def test_fractions_of_no_row_or_all_rows_are_refused():
-    with pytest.raises(UserError, match=r"replay\.fraction = 0\.01 of train\.batch_size = 8 is 0 rows"):
-        replay(fraction=0.01)
-    with pytest.raises(UserError, match="is 8 rows"):
-        replay(fraction=0.99)
+    refused(r"replay\.fraction = 0\.01 of train\.batch_size = 8 is 0 rows", replay, fraction=0.01)
+    refused("is 8 rows", replay, fraction=0.99)
 
 
 @pytest.mark.parametrize("prefetch", ["0", "2"])

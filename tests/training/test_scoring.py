@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from dlm.diffusion.bound import estimate, likelihood_bound
-from dlm.errors import UserError
 from dlm.training.run import Run
 from dlm.training.scoring import in_slices, sequence_nats
 from dlm.training.validate import HeldOut
 from tests.diffusion.enumeration import MASK, autoregressive_nats, block_nats, exact_bound, masked_nats, tiny_network
+from tests.refusals import refused
 from tests.training.runs import config
 
 IDS = [2, 0, 3, 1]
@@ -144,8 +144,7 @@ def test_a_vocabulary_in_parts_costs_the_same(monkeypatch):
     [("causal", {"eos_token_id": None}, "eos_token_id"), ("bidirectional", {"mask_token_id": None}, "mask_token_id")],
 )
 def test_a_network_without_the_token_it_needs_says_so(kind, options, missing):
-    with pytest.raises(UserError, match=missing):
-        sequence_nats(tiny_network(attention=kind, **options), torch.tensor([IDS]))
+    refused(missing, sequence_nats, tiny_network(attention=kind, **options), torch.tensor([IDS]))
 
 
 def test_the_bound_does_not_depend_on_its_batches(tmp_path):

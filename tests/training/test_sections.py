@@ -6,6 +6,7 @@ import tomli
 from dlm.config import check, load, to_toml
 from dlm.errors import UserError
 from dlm.training.config import TrainConfig
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (20, 2), (49, 4), (50, 50), (10_000, 50)])
@@ -33,8 +34,7 @@ def test_a_given_warm_up_beyond_the_end_is_an_error():
     ids=str,
 )
 def test_adapter_settings_that_no_kind_reads_are_errors(table, message):
-    with pytest.raises(UserError, match=message):
-        check(TrainConfig, {"adapter": table, "train": {"init_from": "pico"}}, "test")
+    refused(message, check, TrainConfig, {"adapter": table, "train": {"init_from": "pico"}}, "test")
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,7 @@ def test_adapter_settings_that_no_kind_reads_are_errors(table, message):
     ids=str,
 )
 def test_settings_that_nothing_reads_are_errors(table, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        check(TrainConfig, table, "test")
+    refused(message, check, TrainConfig, table, "test")
     (tmp_path / "muon.toml").write_text('[optim]\nmomentum = 0.9\nhidden = { algorithm = "muon" }\n')
     assert load(TrainConfig, [tmp_path / "muon.toml"], {"optim.hidden.algorithm": "adamw"}).optim.momentum == 0.9
 

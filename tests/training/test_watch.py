@@ -17,12 +17,7 @@ from tests.training.runs import config, rows
 
 PLOT = importlib.util.find_spec("matplotlib") is not None
 WATCHED = {"watch__every": "4", "train__length": "24"}
-MASKED = {
-    "random": {},
-    "complementary": {},
-    "causal": {},
-    "block": {"objective__block_length": "4"},
-}
+MASKED = {"random": {}, "complementary": {}, "causal": {}, "block": {"objective__block_length": "4"}}
 
 
 def masked(masking):

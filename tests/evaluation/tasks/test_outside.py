@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-import dlm
 from dlm.cli import bench
 from dlm.evaluation import TASKS, Grade, Question, Task, evaluate
 from dlm.inference.request import Generation
 from tests.inference.tiny import text_lm
+from tests.refusals import refused
 
 
 class Backwards(Task):
@@ -70,5 +70,4 @@ def test_by_the_command(tmp_path, capsys):
 
 
 def test_something_else_than_a_model():
-    with pytest.raises(dlm.UserError, match=r"evaluate\(\): expected a loaded model, not .pico."):
-        evaluate("pico", "backwards")
+    refused(r"evaluate\(\): expected a loaded model, not .pico.", evaluate, "pico", "backwards")
