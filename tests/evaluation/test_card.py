@@ -2,11 +2,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli
 
 from dlm import config
 from dlm.evaluation.about import ABOUT
 from dlm.evaluation.card import About, Run, Table, machine, render_card
+from dlm.evaluation.rate import Rate
+from dlm.evaluation.table import markdown
 from dlm.training.config import TrainConfig
 from tests.refusals import refused
 
@@ -92,3 +95,45 @@ def test_a_validation_of_one_draw_has_no_error(tmp_path):
     rows = [{**row, "bound_error": None} if "bound" in row else row for row in ROWS]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "0.5000 (one draw: no error) nats a token (bound)" in card(Run.read(folder))
+
+
+def test_columns_follow_the_headings():
+    rows = [{"rule": "margin", "n": 1000, "tpf": 1.5, "extra": 3}, {"rule": "a|b", "n": None}]
+    lines = markdown(rows, {"n": "puzzles", "rule": "rule", "tpf": "TPF"}).splitlines()
+    assert lines[0] == "| puzzles | rule   |  TPF |"
+    assert lines[1] == "| ------: | ------ | ---: |"
+    assert lines[2] == "|   1,000 | margin | 1.50 |"
+    assert lines[3] == "|       – | a\\|b   |    – |"
+
+
+def test_first_row_names_the_columns_by_itself():
+    assert markdown([{"a": 1}]).splitlines()[0] == "| a |"
+    assert markdown([]) == "*nothing measured*"
+
+
+@pytest.mark.parametrize(
+    ("hits", "total", "low", "high"),
+    [  # Newcombe (1998), "Two-sided confidence intervals for the single proportion", table I, method 3
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (20, 20, 0.8389, 1.0),
+    ],
+)
+def test_wilson_intervals_are_the_published_ones(hits, total, low, high):
+    assert Rate(hits, total).interval == pytest.approx((low, high), abs=6e-5)
+
+
+def test_ends_are_exact_and_nothing_is_unknown():
+    assert Rate(0, 7).interval[0] == 0.0
+    assert Rate(7, 7).interval[1] == 1.0
+    nothing = Rate.of([])
+    assert (nothing.value, nothing.interval, str(nothing)) == (None, (0.0, 1.0), "–")
+
+
+def test_counts_and_text():
+    rate = Rate.of([True, False, True, True])
+    assert rate == Rate(3, 4)
+    assert str(rate) == "75.0 % (30.1–95.4)"
+    assert rate.to_dict() == {"hits": 3, "total": 4, "rate": 0.75, "low": rate.interval[0], "high": rate.interval[1]}

@@ -8,6 +8,9 @@ from dlm.inference.batch import Batch
 from tests.inference.tiny import MASK, text_lm, tiny_lm
 from tests.refusals import refused
 
+from . import interrupts
+from .stress import Stress
+
 
 def at(step: int):
     """An `on_step` during whose `step`-th call (from 1) Ctrl-C comes."""
@@ -85,3 +88,16 @@ def test_all_or_none_are_submitted(tmp_path):
     with dlm.TraceStore(tmp_path / "t.db", overwrite=True) as store:
         dlm.generate(lm, [[2]], gen_length=2, trace=store, request_ids=["taken"])
         assert store["taken"].state(0)[0] == 2
+
+
+@pytest.mark.parametrize("family", ["sdar", "llada"])
+def test_everybody_calls_one_engine(family):
+    stress = Stress(family, deeds=80, seed=1)
+    counted = stress.run()
+    assert stress.failures == [] and counted["texts"] > 20
+
+
+def test_an_interrupt_at_any_line_leaves_an_engine_that_goes_on():
+    counted = interrupts.run(40, seed=2)
+    assert counted["interrupted"] > 20
+    assert not any(counted[kind] for kind in ("wrong", "stuck", "lost", "leak"))

@@ -1,9 +1,13 @@
 """Recorders: a foreign loop in a few lines, batches, growing canvases, and what a recorder refuses."""
 
+import inspect
+
 import numpy as np
 import pytest
 
+from dlm.config import check
 from dlm.trace import Recorder, TraceStore, from_events, from_map, from_states
+from dlm.trace.config import TraceConfig
 from dlm.trace.events import ACCEPT, MASK, NO_MASK, REJECT, REPLACE, SET
 from tests.refusals import refused
 from tests.trace.synthetic import MASK_ID, run
@@ -153,3 +157,14 @@ def test_what_is_refused(make, message):
 def event(kind: int, step: int = 0):
     columns = np.array([[step], [0], [kind], [5]])
     return from_events("x", np.array([0, 0]), columns, mask_id=0, num_steps=2)
+
+
+def test_defaults_are_the_stores():
+    config, store = TraceConfig(), inspect.signature(TraceStore).parameters
+    for name in ("durability", "fraction", "prompts", "queue_size"):
+        assert getattr(config, name) == store[name].default
+
+
+@pytest.mark.parametrize("value", ["tokens+logits", ""])
+def test_granularity_is_checked(value):
+    refused("cannot be kept; known: tokens, masks", check, TraceConfig, {"keep": value}, "x.toml")
