@@ -1,5 +1,6 @@
 """A call that is refused, in one line."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,3 +15,8 @@ def refused(
     """`call(*args, **more)` raises `error`, and its message has a match."""
     with pytest.raises(error, match=match):
         call(*args, **more)
+
+
+def told(words: str, call: Callable[..., Any], /, *args: Any, error: type[Exception] = UserError, **more: Any) -> None:
+    """The same, and these words stand in its message as they are."""
+    refused(re.escape(words), call, *args, error=error, **more)

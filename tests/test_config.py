@@ -19,7 +19,7 @@ from dlm.errors import UserError
 from dlm.fields import fields, members, type_name
 from dlm.prepare.config import TrajectoriesConfig
 from dlm.training.config import TrainConfig
-from tests.refusals import refused
+from tests.refusals import refused, told
 
 
 class Color(Enum):
@@ -150,9 +150,7 @@ def test_every_mistake_gets_a_line_and_the_right_file(write):
     [("quickstrat", 'did you mean "quickstart"?'), ("no/such.toml", "no such config file (shipped configs: ")],
 )
 def test_missing_files(name, message):
-    with pytest.raises(UserError) as error:
-        load(Whole, [name])
-    assert message in str(error.value)
+    told(message, load, Whole, [name])
 
 
 def test_unreadable_files(tmp_path):

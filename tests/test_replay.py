@@ -14,18 +14,10 @@ from dlm.inference.decoding import continuations
 from dlm.inference.recording import listening
 from dlm.inference.reference import sample
 from dlm.trace import page
+from tests.inference.requests import FAMILIES, MASK
 from tests.inference.tiny import text_lm, tiny_lm
 from tests.refusals import refused
 
-MASK = 63
-SDAR = {"model_type": "sdar", "attention": "block_causal", "block_length": 4}
-LLAMA = {
-    "model_type": "llama",
-    "attention": "causal",
-    "shifted_logits": True,
-    "mask_token_id": None,
-    "mask_in_softmax": False,
-}
 SETTINGS: dict[str, tuple[dict, dict]] = {
     "plain": ({}, {"gen_length": 12, "block_length": 4, "steps": 6}),
     "warm": (
@@ -36,10 +28,10 @@ SETTINGS: dict[str, tuple[dict, dict]] = {
     "guided": ({}, {"gen_length": 8, "cfg_scale": 0.5, "rule": "margin"}),
     "edited": ({}, {"gen_length": 12, "steps": 4, "edit_threshold": 0.25, "remask_threshold": 0.2, "temperature": 1.0}),
     "credit": ({}, {"gen_length": 12, "rule": "credit", "threshold": 0.3}),
-    "exact": (SDAR, {"gen_length": 12, "rule": "threshold", "threshold": 0.4, "temperature": 0.7}),
-    "open": (SDAR, {"gen_length": "auto", "max_gen_length": 12, "rule": "random"}),
-    "multi": (SDAR, {"gen_length": 16, "strategy": "multi_block", "rule": "entropy_threshold"}),
-    "causal": (LLAMA, {"gen_length": 6}),
+    "exact": (FAMILIES["sdar"], {"gen_length": 12, "rule": "threshold", "threshold": 0.4, "temperature": 0.7}),
+    "open": (FAMILIES["sdar"], {"gen_length": "auto", "max_gen_length": 12, "rule": "random"}),
+    "multi": (FAMILIES["sdar"], {"gen_length": 16, "strategy": "multi_block", "rule": "entropy_threshold"}),
+    "causal": (FAMILIES["llama"], {"gen_length": 6}),
 }
 
 
@@ -115,15 +107,11 @@ def test_a_rerun_is_identical_and_a_fork_with_nothing_changed_is_the_original(na
 
 
 def test_a_fork_with_another_seed_shares_the_first_states_and_no_more(store):
-    lm = tiny_lm(2, spread=0.1)
-    dlm.generate(lm, [[1, 2]], trace=store, request_ids=["a"], gen_length=16, steps=16, temperature=2.0)
-    trace = store["a"]
+    lm, trace = forkable(store)
     for step in (0, 5, 11):
-        child = dlm.replay.fork(lm, trace, step=step, seed=9, request_id=f"b{step}")
+        child = dlm.replay.fork(lm, trace, step=step, seed=9)
         assert np.array_equal(child.states()[: step + 1], trace.states()[: step + 1])
         assert not np.array_equal(child.state(step + 1), trace.state(step + 1))
-        store.put(child).result()
-        assert dlm.replay.verify(lm, store[f"b{step}"]).request_id == f"b{step}"
     refused("block_length cannot change in the middle", dlm.replay.fork, lm, trace, step=2, block_length=4)
     refused("step = 17", dlm.replay.fork, lm, trace, step=17)
 
@@ -165,23 +153,6 @@ def test_forcing_gives_the_log_probability_of_what_was_committed(store):
         assert forced.log_probability[position] == pytest.approx(float(p[trace.tokens[position]].log()), abs=5e-3)
     assert np.isnan(forced.log_probability[:2]).all()
     assert forced.total == pytest.approx(np.nansum(forced.log_probability))
-
-
-def test_a_batch_gives_each_request_the_trace_it_has_alone(store):
-    lm = tiny_lm(3)
-    settings = {
-        "gen_length": 12,
-        "block_length": 6,
-        "temperature": 1.0,
-        "rule": "threshold",
-        "threshold": 0.4,
-        "seed": 11,
-    }
-    prompts = [[i + 1] * (1 + i % 5) + [i] for i in range(8)]
-    dlm.generate(lm, prompts, trace=store, request_ids=[f"crowd{i}" for i in range(8)], **settings)
-    for i, prompt in enumerate(prompts):
-        dlm.generate(lm, [prompt], trace=store, request_ids=[f"alone{i}"], **settings)
-        assert np.array_equal(store[f"crowd{i}"].states(), store[f"alone{i}"].states())
 
 
 def test_so_many_of_the_likeliest_tokens_are_kept_as_were_asked_for(store):
@@ -234,13 +205,8 @@ def forked(lm, store, parent, step, name, **settings):
     return store[name]
 
 
-CHANGES = {
-    "rule": {"rule": "random"},
-    "temperature": {"temperature": 0.5},
-    "seed": {"seed": 9},
-    "edits": {"edit_threshold": 0.02},
-    "nothing": {},
-}
+CHANGES = {"rule": {"rule": "random"}, "temperature": {"temperature": 0.5}, "seed": {"seed": 9}}
+CHANGES |= {"edits": {"edit_threshold": 0.02}, "nothing": {}}
 
 
 @pytest.mark.parametrize("step", [0, 1, 7, 16])

@@ -250,7 +250,7 @@ def test_dreams_tokenizer_is_read_without_its_code(tmp_path):
 def test_odd_files_beside_a_tokenizer(tokenizer, tmp_path, file, content, message):
     tokenizer.save(tmp_path)
     (tmp_path / file).write_text(content)
-    refused(message, load_tokenizer(tmp_path).apply_chat_template, [{"role": "user", "content": "x"}])
+    refused(message, lambda: load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "x"}]))
 
 
 def test_ids_that_no_table_has_room_for():

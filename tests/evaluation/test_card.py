@@ -33,13 +33,8 @@ def run_folder(folder: Path, overrides: dict[str, str]) -> Path:
 def card(run: Run, **changes: Any) -> str:
     about = About(summary="S.", use="U.", data="D.", limits="L.", tags=("sudoku",))
     table = Table(title="T", text="X.", headings={"a": "A"}, rows=[{"a": "97.3 %"}])
-    given = {
-        "about": about,
-        "tables": [table],
-        "facts": {"parameters": "1,292,800"},
-        "hardware": "two cores",
-        **changes,
-    }
+    given = {"about": about, "tables": [table], "facts": {"parameters": "1,292,800"}, "hardware": "two cores"}
+    given |= changes
     return render_card("sudoku", run=run, **given)
 
 

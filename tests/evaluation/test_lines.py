@@ -54,12 +54,8 @@ def test_tasks_are_lines_with_context(tmp_path):
     refused('data.source = "sudoku"', heldout_lines, DataConfig(source="sudoku"))
 
 
-RECORD = {
-    "task_id": "SingleLine/0",
-    "prompt": "def f(x):\n",
-    "canonical_solution": "    return x\n",
-    "suffix": "y = 1\n",
-}
+RECORD = {"task_id": "SingleLine/0", "prompt": "def f(x):\n", "canonical_solution": "    return x\n"}
+RECORD |= {"suffix": "y = 1\n"}
 
 
 @pytest.mark.parametrize("zipped", [False, True])

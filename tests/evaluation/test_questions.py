@@ -7,7 +7,7 @@ import pytest
 from dlm.errors import UserError
 from dlm.evaluation.lines import LineTask
 from dlm.evaluation.questions import load_questions, prompt_of, sources
-from tests.refusals import refused
+from tests.refusals import refused, told
 
 ROWS = [
     {"question": "1+1?", "answer": "2", "choices": "", "source": "gsm8k"},
@@ -75,9 +75,7 @@ def test_prompts_ask_for_what_is_graded(tmp_path):
     ],
 )
 def test_mistakes_name_line_and_key(tmp_path, row, message):
-    with pytest.raises(UserError) as caught:
-        load_questions(written(tmp_path, row))
-    assert message in str(caught.value)
+    told(message, load_questions, written(tmp_path, row))
 
 
 def test_mistakes_in_what_is_asked_for(tmp_path):

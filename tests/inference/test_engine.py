@@ -11,8 +11,8 @@ from dlm.errors import UserError
 from dlm.inference.pages import PagePool
 from tests.refusals import refused
 
-from .requests import FAMILIES, MASK, RULE, ids, prompts, tokens
-from .tiny import likes, text_lm, tiny_lm
+from .requests import FAMILIES, MASK, MIXED, RULE, ids, prompts, tokens
+from .tiny import text_lm, tiny_lm
 
 
 def test_a_prompt_longer_than_a_forward_is_read_in_pieces():
@@ -72,12 +72,7 @@ def test_whatever_happens_no_page_is_lost_and_no_token_changes(family):
     draw = random.Random(0)
     cache = "dual" if family == "llada" else "exact"
     pool = prompts(12)
-    settings = [
-        {"gen_length": 8, "block_length": 4, **RULE},
-        {"gen_length": 4, "block_length": 4, "temperature": 0.8, "seed": 2},
-        {"gen_length": 12, "block_length": 4, "rule": "entropy_threshold", "strategy": "multi_block"},
-        {"gen_length": 8, "block_length": 4, "cfg_scale": 0.4, "rule": "margin"},
-    ]
+    settings = [*MIXED, {"gen_length": 8, "block_length": 4, "cfg_scale": 0.4, "rule": "margin"}]
     truth: dict[tuple[int, int], list[int]] = {}
     engine = dlm.Engine(lm, cache=cache, page_size=4, num_pages=18, max_num_tokens=72, max_num_requests=5)
     expected: dict[str, tuple[int, int]] = {}
@@ -169,16 +164,6 @@ def test_streams_tell_committed_text_once_and_in_order():
         assert "".join(event.text for event in events) == result.text
         assert [t for event in events for t in event.tokens] == result.tokens
         assert len(events) >= 2
-
-
-def test_end_of_text_ends_a_request_and_frees_its_pages():
-    lm = likes(text_lm(), 257, 50.0)
-    engine = dlm.Engine(lm, page_size=4)
-    engine.add_request("abc", gen_length=64, block_length=8, steps=64)
-    (last,) = [event for event in engine.stream() if event.result is not None]
-    assert last.result is not None and last.result.finish_reason == "stop"
-    assert last.result.tokens == [257] and last.result.nfe == 8
-    assert engine.stats().tokens == 1 and engine.stats().pages_used == 0
 
 
 def test_multi_block_needs_fewer_forwards_when_the_model_is_sure():

@@ -35,13 +35,8 @@ needs_bitsandbytes = pytest.mark.skipif(not quantises("nf4"), reason="needs a bi
 
 
 def model(**shape) -> LM:
-    size = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "head_dim": 16,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-    }
+    size = {"hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16, "num_attention_heads": 4}
+    size |= {"intermediate_size": 64}
     config = ModelConfig.model_validate({"vocab_size": 40, "mask_token_id": 39, **size, **shape})
     network = Transformer(config)
     network.initialise(torch.Generator().manual_seed(0))

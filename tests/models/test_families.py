@@ -74,45 +74,15 @@ def test_llada2_reads_stacked_experts_too(tmp_path):
 
 
 # Values of the published configurations that decide the size, and the size by hand.
-LLADA_8B = {
-    "model_type": "llada",
-    "d_model": 4096,
-    "n_layers": 32,
-    "n_heads": 32,
-    "n_kv_heads": 32,
-    "mlp_hidden_size": 12288,
-    "embedding_size": 126464,
-    "vocab_size": 126464,
-    "mask_token_id": 126336,
-    "max_sequence_length": 4096,
-    "rope_theta": 500000.0,
-    "include_qkv_bias": False,
-    "weight_tying": False,
-}
-DREAM_7B = {
-    "model_type": "Dream",
-    "hidden_size": 3584,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "intermediate_size": 18944,
-    "vocab_size": 152064,
-    "mask_token_id": 151666,
-    "rope_theta": 1000000.0,
-}
-SDAR_4B = {
-    "model_type": "sdar",
-    "hidden_size": 2560,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 9728,
-    "vocab_size": 151936,
-    "block_size": 4,
-    "use_sliding_window": False,
-    "max_window_layers": 36,
-}
+LLADA_8B = {"model_type": "llada", "d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32}
+LLADA_8B |= {"mlp_hidden_size": 12288, "embedding_size": 126464, "vocab_size": 126464, "mask_token_id": 126336}
+LLADA_8B |= {"max_sequence_length": 4096, "rope_theta": 500000.0, "include_qkv_bias": False, "weight_tying": False}
+DREAM_7B = {"model_type": "Dream", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28}
+DREAM_7B |= {"num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "mask_token_id": 151666}
+DREAM_7B |= {"rope_theta": 1000000.0}
+SDAR_4B = {"model_type": "sdar", "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
+SDAR_4B |= {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936, "block_size": 4}
+SDAR_4B |= {"use_sliding_window": False, "max_window_layers": 36}
 LLADA2_MINI = {
     "model_type": "llada2_moe_veomni",
     "hidden_size": 2048,

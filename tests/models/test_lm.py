@@ -102,12 +102,6 @@ def test_what_names_an_owner_beside_a_folder_of_that_name_is_found_by_its_revisi
     assert [given[:2] for given in asked] == [("owner/model", "main")]
 
 
-def test_without_the_hub_both_readings_are_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"no such folder in .*, and as a hub id it cannot be downloaded"):
-        dlm.load("someone/something")  # the tests run offline
-
-
 @pytest.mark.parametrize("name", ["x" * 5000 + "/y", "\0/a", "~nobody-has-this-name/x", None, 3, ["pico"]])
 def test_names_that_no_file_system_takes(name):
     with pytest.raises(UserError):

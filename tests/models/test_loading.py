@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dlm
-from dlm import UserError
 from dlm.models import finding, load
 from tests.refusals import refused
 
@@ -173,35 +172,19 @@ def test_a_tied_head_stored_twice_is_read_once(tmp_path):
     assert torch.equal(load(tmp_path, device="cpu").network.embed.weight, lm.network.embed.weight)
 
 
-@pytest.mark.parametrize("keep", [4, 200, 5_000])
-def test_truncated_files(folder, keep):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:keep])
-    refused(r"model\.safetensors is not a whole safetensors file", load, folder)
-
-
 def test_other_broken_folders(folder):
     (folder / "model.safetensors").unlink()
-    refused(r"no model\.safetensors", load, folder)
     (folder / "model.safetensors.index.json").write_text("{}")
     refused("no weight_map", load, folder)
     (folder / "model.safetensors.index.json").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"")
     refused("convert them to safetensors", load, folder)
-    (folder / "config.json").write_text("{nonsense")
-    refused(r"config\.json cannot be read as json", load, folder)
-    (folder / "config.json").unlink()
-    refused(r"has no config\.json", load, folder)
 
 
 def test_names_that_lead_nowhere(folder, monkeypatch):
     monkeypatch.setattr(finding, "bundled", lambda: {"sudoku": folder})
     assert dlm.load("sudoku", device="cpu").config.model_type == "Dream"
-    refused(r"no model 'pica'.*bundled models: sudoku.*owner/name", load, "pica")
     refused("no such folder", load, folder / "nowhere")
-    refused(r"is a file; give the checkpoint's folder", load, folder / "config.json")
-    with pytest.raises(UserError, match=r"the hub is out of reach.*local folder"):
-        load("someone/something")  # the tests run offline
     refused("neither a folder nor a hub id", load, "bad name!/x")
 
 

@@ -23,13 +23,8 @@ from .test_converting import letters
 
 CODE = Path(portable.__file__).parent
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8,
-}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8}
 
 
 def converted(case: str, *kind: Any) -> LM:

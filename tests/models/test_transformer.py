@@ -113,13 +113,8 @@ def test_rows_that_nobody_asks_for_are_left_out_of_the_last_layer_alone(case):
     assert shown == [9] * 4 and after == [9, 9, 9, 3]
 
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 SCALINGS = [
     {"rope_type": "linear", "factor": 4.0},

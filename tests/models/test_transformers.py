@@ -11,24 +11,10 @@ from dlm.models import load
 
 from . import tiny
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 40,
-    "initializer_range": 0.3,
-    "rms_norm_eps": 1e-5,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8,
-    "rope_theta": 5e5,
-}
+SHAPE: dict[str, Any] = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "intermediate_size": 40, "initializer_range": 0.3, "rms_norm_eps": 1e-5}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8, "rope_theta": 5e5}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 1e4}
 CASES = [
     ("qwen2", {}),

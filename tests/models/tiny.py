@@ -4,38 +4,13 @@ import torch
 
 from dlm.models import FAMILIES, LM, ModelConfig, Transformer
 
-SHAPE = {
-    "vocab_size": 48,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-    "mask_token_id": 40,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-    "initializer_range": 0.3,
-}
-MOE = {
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "intermediate_size": 12,
-    "num_shared_experts": 1,
-    "first_k_dense": 1,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 2.5,
-    "expert_bias": True,
-}
-SOFT_MOE = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "intermediate_size": 12,
-    "score_function": "softmax",
-    "norm_topk_prob": False,
-}
+SHAPE = {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 24, "max_position_embeddings": 64}
+SHAPE |= {"mask_token_id": 40, "eos_token_id": 1, "pad_token_id": 2, "initializer_range": 0.3}
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 12, "num_shared_experts": 1, "first_k_dense": 1}
+MOE |= {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "expert_bias": True}
+SOFT_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 12, "score_function": "softmax"}
+SOFT_MOE |= {"norm_topk_prob": False}
 CASES: dict[str, dict] = {
     "dlm": {"model_type": "dlm", "qk_norm": True},
     "dlm-moe": {"model_type": "dlm", "moe": MOE, "o_bias": True},

@@ -178,18 +178,10 @@ def test_what_does_not_fit_is_refused_when_written():
 
 def test_a_payload_is_near_the_entropy_bound():
     rng = np.random.default_rng(8)
-    traces = [
-        Trace(
-            request_id="12345678",
-            mask_id=MASK,
-            num_steps=64,
-            first_step=rng.permutation(np.repeat(np.arange(64, dtype=np.int32), 2)),
-            first_token=rng.integers(0, 32_000, 128).astype(np.int32),
-            own={"seed": i},
-        )
-        for i in range(20)
-        for MASK in (1,)
-    ]
+    traces = []
+    for i in range(20):
+        steps, tokens = rng.permutation(np.repeat(np.arange(64), 2)), rng.integers(0, 32_000, 128)
+        traces.append(from_map("12345678", tokens, steps, 1, num_steps=64, own={"seed": i}))
     assert np.mean([len(encode(trace)) for trace in traces]) <= 1.25 * 351  # uniform tokens: nothing to squeeze
     assert all(again(trace).first_step.max() < NEVER for trace in traces)
 

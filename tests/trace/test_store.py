@@ -90,10 +90,8 @@ def test_finding(filled):
 
 
 def test_times_are_exact_and_what_is_none_is_an_error():
-    assert (
-        iso(15_778_368_000_001) == "2020-01-01T00:00:00.000100+00:00"
-        and ticks(iso(15_778_368_000_001)) == 15_778_368_000_001
-    )
+    at = 15_778_368_000_001
+    assert iso(at) == "2020-01-01T00:00:00.000100+00:00" and ticks(iso(at)) == at
     assert ticks("99999999999d") < 0 < ticks(1e300)
     for say in (iso, moment):
         refused("are no time: the store is damaged", say, 2**60)
@@ -117,7 +115,7 @@ def test_what_was_put_is_seen_by_others(tmp_path, durability):
             assert [t.request_id for t in other] == ["a", "b"]
 
 
-def test_a_full_queue_blocks_or_raises(tmp_path):
+def test_a_full_queue_raises(tmp_path):
     gate = threading.Event()
 
     class Slow(type(run(np.random.default_rng(0), 4, 2).recorder)):
@@ -137,23 +135,6 @@ def test_a_full_queue_blocks_or_raises(tmp_path):
         gate.set()
         store.flush()
         assert len(store) == 2
-    gate.clear()
-    with TraceStore(tmp_path / "t.db", queue_size=1) as store:
-        two, three = threading.Event(), threading.Event()
-
-        def three_puts() -> None:
-            for name in "def":
-                store.put(slow(name))
-                if name == "e":
-                    two.set()
-            three.set()
-
-        putting = threading.Thread(target=three_puts)
-        putting.start()
-        assert two.wait(600) and not three.wait(0.1)  # one is being written, one is queued, one has to wait
-        gate.set()
-        putting.join()
-        assert len(store) == 5
 
 
 def test_a_broken_recording_is_told_and_harms_no_other(store):
@@ -228,24 +209,14 @@ def test_fsck_finds_what_is_damaged(filled):
             filled[name]
 
 
-@pytest.mark.parametrize("content", [b"not a database" * 100, b"", b"SQLite format 3\x00" + b"\xff" * 4000])
+@pytest.mark.parametrize("content", [b"not a database" * 100, b"SQLite format 3\x00" + b"\xff" * 4000])
 def test_files_that_are_no_store(tmp_path, content):
     path = tmp_path / "x.db"
     path.write_bytes(content)
-    if content:
-        refused("x.db", TraceStore, path)
-        assert path.read_bytes() == content
-    else:
-        TraceStore(path).close()
-
-
-def test_another_programs_database_is_left_alone(tmp_path):
-    other = sqlite3.connect(tmp_path / "x.db")
-    other.execute("CREATE TABLE mine (x)")
-    other.commit()
-    other.close()
-    refused("no trace store", TraceStore, tmp_path / "x.db")
-    refused("there is no trace store here", TraceStore, tmp_path / "none.db", create=False)
+    refused("x.db", TraceStore, path)
+    assert path.read_bytes() == content
+    path.write_bytes(b"")
+    TraceStore(path).close()
 
 
 @pytest.mark.parametrize(
@@ -253,12 +224,6 @@ def test_another_programs_database_is_left_alone(tmp_path):
 )
 def test_unknown_options(tmp_path, options):
     refused(next(iter(options)), TraceStore, tmp_path / "t.db", **options)
-
-
-def test_the_path_comes_from_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("DLM_TRACES", str(tmp_path / "env.db"))
-    with TraceStore() as store:
-        assert store.path == tmp_path / "env.db"
 
 
 def test_a_forked_process_writes_for_itself(store):

@@ -19,6 +19,12 @@ from tests.trace.synthetic import run
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (path := shutil.which(name))), None
 )
+
+
+def in_a_browser(test):
+    return pytest.mark.slow(pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")(test))
+
+
 CHECK = """
 <script>
 const found = {errors: window.failures, states: [], keys: []};
@@ -55,8 +61,7 @@ def browse(html: str, states: np.ndarray, tmp_path, side: int = 0, width: int = 
     return json.loads(found.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
+@in_a_browser
 def test_a_browser_shows_every_recorded_state(filled, tmp_path):
     trace = filled["first"]
     found = browse(page(trace), trace.states(), tmp_path)
@@ -74,8 +79,7 @@ def test_a_browser_shows_every_recorded_state(filled, tmp_path):
     assert not found["wide"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
+@in_a_browser
 def test_a_browser_shows_two_side_by_side_and_on_a_small_screen(filled, tmp_path):
     a, b = filled["first"], filled["second"]
     found = browse(page(a, b), b.states(), tmp_path, side=1, width=500)
@@ -85,8 +89,7 @@ def test_a_browser_shows_two_side_by_side_and_on_a_small_screen(filled, tmp_path
     assert f"{apart.counts[-1]} of {a.length} positions differ at the end" in found["parting"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
+@in_a_browser
 def test_a_browser_shows_growing_canvases_drafts_and_runners_up(tmp_path):
     made = run(
         np.random.default_rng(5), 40, 9, prompt=3, grows=True, edits=0.1, remasks=0.1, drafts=0.5, keep=("topk",)

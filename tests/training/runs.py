@@ -10,14 +10,8 @@ from dlm.training.config import TrainConfig
 
 TEXTS = [f"def function_{i}(x):\n    return x * {i} + {i % 7}\n" for i in range(120)]
 
-SHAPE = {
-    "model.hidden_size": "16",
-    "model.num_hidden_layers": "2",
-    "model.num_attention_heads": "2",
-    "model.num_key_value_heads": "2",
-    "model.head_dim": "8",
-    "model.intermediate_size": "24",
-}
+SHAPE = {"model.hidden_size": "16", "model.num_hidden_layers": "2", "model.num_attention_heads": "2"}
+SHAPE |= {"model.num_key_value_heads": "2", "model.head_dim": "8", "model.intermediate_size": "24"}
 
 
 def corpus(folder: Path) -> dict[str, str]:

@@ -13,15 +13,8 @@ from tests.training.runs import config, rows
 
 pytest.importorskip("peft", reason="needs the extra `qlora`: peft")
 
-OPTIONS = {
-    "train__steps": "20",
-    "train__lr": "0.02",
-    "train__ema": "0.5",
-    "train__gradient_checkpointing": "true",
-    "adapter__r": "4",
-    "adapter__dropout": "0.1",
-    "adapter__merge": "true",
-}
+OPTIONS = {"train__steps": "20", "train__lr": "0.02", "train__ema": "0.5", "train__gradient_checkpointing": "true"}
+OPTIONS |= {"adapter__r": "4", "adapter__dropout": "0.1", "adapter__merge": "true"}
 IDS = torch.arange(12)[None]
 KINDS = ["lora", pytest.param("qlora", marks=needs_bitsandbytes)]
 

@@ -138,10 +138,7 @@ def test_rows_that_fail_fail_alone_and_what_is_finished_is_kept(compare, tmp_pat
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra `plot`")
 def test_the_plot(compare, tmp_path):
-    results = {
-        "ar": {0: result(2.0), 1: result(2.1)},
-        "block": {0: {"failed": "no"}},
-        "random": {n: result(3.0) for n in (0, 1)},
-    }
+    results = {"ar": {0: result(2.0), 1: result(2.1)}, "block": {0: {"failed": "no"}}}
+    results |= {"random": {n: result(3.0) for n in (0, 1)}}
     compare.plot(compare.summary(results), tmp_path / "compare.png")
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")

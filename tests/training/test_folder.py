@@ -22,6 +22,16 @@ from dlm.training.run import Run
 from tests.refusals import refused
 from tests.training.runs import config, rows
 
+
+def failing(number: int, *names: object):
+    """A call that the system refuses."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), *names)
+
+    return fail
+
+
 HOLDER = """
 import sys
 from pathlib import Path
@@ -34,9 +44,7 @@ with claimed(Path(sys.argv[1])):
 
 def holder(out: Path) -> subprocess.Popen[str]:
     """A process that has the folder until its stdin is closed or it is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(out)], stdin=-1, stdout=-1, text=True)
     assert process.stdout is not None and process.stdout.readline() == "locked\n"
     return process
 
@@ -80,10 +88,7 @@ def test_a_child_that_is_left_behind_does_not_hold_the_folder(tmp_path):
 
 
 def test_where_there_are_no_locks_a_run_goes_on(tmp_path, monkeypatch):
-    def none(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(folder.fcntl, "flock", none)
+    monkeypatch.setattr(folder.fcntl, "flock", failing(errno.ENOLCK))
     with folder.claimed(tmp_path), folder.claimed(tmp_path):
         pass
 
@@ -144,11 +149,7 @@ def test_a_disk_that_fills_up_leaves_the_older_checkpoint(tmp_path, monkeypatch)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with monkeypatch.context() as patch:
-
-        def full(path: Path) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        patch.setattr(checkpoint, "sync", full)
+        patch.setattr(checkpoint, "sync", failing(errno.ENOSPC))
         run.optimiser_step()
         refused("step 2 could not be written: No space left on device; step-00000001 is still", run.save_checkpoint)
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
@@ -169,11 +170,7 @@ def test_a_full_disk_under_metrics_or_the_final_model_is_said(tmp_path, monkeypa
     run.optimiser_step = stepping
     refused(r"cannot write .*: No space left on device; make room or give another train.out", go, run)
     shutil.rmtree(tmp_path / "run")
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(weights, "save_file", full)
+    monkeypatch.setattr(weights, "save_file", failing(errno.ENOSPC))
     refused("No space left", train, config(tmp_path, train__steps="2", eval__sequences="0", checkpoint__every="2"))
     monkeypatch.undo()
     assert [p.name for p in checkpoint.found(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
@@ -187,11 +184,7 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_else(tmp_p
     for out, why in (("file", "File exists"), ("file/run", "Not a directory")):
         with pytest.raises(UserError, match=f"train.out = .*{out}.*: cannot write .*: {why}; .* another train.out"):
             train(cfg.model_copy(update={"train": cfg.train.model_copy(update={"out": str(tmp_path / out)})}))
-
-    def readonly(*_: object) -> int:  # whatever this user may do
-        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run" / ".lock"))
-
-    monkeypatch.setattr(folder.os, "open", readonly)
+    monkeypatch.setattr(folder.os, "open", failing(errno.EACCES, str(tmp_path / "run" / ".lock")))
     refused(r"cannot write .*\.lock: Permission denied", train, cfg)
 
 

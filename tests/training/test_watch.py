@@ -18,6 +18,7 @@ from dlm.training.watch import Epochs, gradient_norms
 from tests.training.runs import config, rows
 
 PLOT = importlib.util.find_spec("matplotlib") is not None
+needs_plot = pytest.mark.skipif(not PLOT, reason="needs the extra `plot`")
 WATCHED = {"watch__every": "4", "train__length": "24"}
 MASKED = {"random": {}, "complementary": {}, "causal": {}, "block": {"objective__block_length": "4"}}
 
@@ -96,7 +97,7 @@ def test_without_matplotlib_numbers_are_logged_and_the_rest_is_said_once(tmp_pat
     assert len([r for r in rows(result.folder) if "sample" in r]) == 2 and not (result.folder / "pictures").exists()
 
 
-@pytest.mark.skipif(not PLOT, reason="needs the extra `plot`")
+@needs_plot
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs the extra `tensorboard`")
 @pytest.mark.filterwarnings("ignore")  # tensorboard's own
 def test_trackers_get_pictures_numbers_and_the_sample(tmp_path):
@@ -161,16 +162,13 @@ def test_an_epoch_that_is_stopped_in_goes_on_in_its_figures(tmp_path):
     assert Epochs(False).ended(1, 200, 2.0) == {} and Epochs(True).ended(None, 200, 2.0) == {}
 
 
-NEEDS_PLOT = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra `plot`")
-
-
 def colour(patch):
     from matplotlib.colors import to_hex
 
     return to_hex(patch.get_facecolor()).upper()
 
 
-@NEEDS_PLOT
+@needs_plot
 def test_the_scatter_has_every_row_and_the_mean_of_each_eighth():
     points = [Point(10, 0.05, 1.0), Point(10, 0.1, 3.0), Point(20, 1.0, 4.0)]
     axes = pictures.loss_by_ratio(points).axes[0]
@@ -180,7 +178,7 @@ def test_the_scatter_has_every_row_and_the_mean_of_each_eighth():
     assert "steps 10 (pale) to 20 (dark)" in axes.get_title() and "nats" in axes.get_ylabel()
 
 
-@NEEDS_PLOT
+@needs_plot
 def test_the_trajectory_lays_tokens_in_lines_coloured_by_their_step():
     steps = [*range(18)][::-1]
     axes = pictures.trajectory(["a"] * 17 + ["$\n    é"], steps).axes[0]
@@ -189,7 +187,7 @@ def test_the_trajectory_lays_tokens_in_lines_coloured_by_their_step():
     assert axes.texts[-1].get_text() == "$↵4·\\xe9" and "18 tokens in 18 steps" in axes.get_title()
 
 
-@NEEDS_PLOT
+@needs_plot
 def test_the_strip_has_a_bar_for_each_token_asked():
     strips = [
         Strip([True, False, True], [True, False, False], [0.9, 0.0, 0.2]),
@@ -202,7 +200,7 @@ def test_the_strip_has_a_bar_for_each_token_asked():
     assert [label.get_text() for label in two.get_xticklabels()] == ["x", "·y", "↵"]
 
 
-@NEEDS_PLOT
+@needs_plot
 def test_files_and_pixels(tmp_path):
     figure = pictures.trajectory(["a"], [0])
     pictures.save(figure, tmp_path / "deep" / "a.png")
