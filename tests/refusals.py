@@ -1,5 +1,6 @@
-"""A call that is refused, in one line."""
+"""Calls that are refused, by the code under test or by the system."""
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -20,3 +21,12 @@ def refused(
 def told(words: str, call: Callable[..., Any], /, *args: Any, error: type[Exception] = UserError, **more: Any) -> None:
     """The same, and these words stand in its message as they are."""
     refused(re.escape(words), call, *args, error=error, **more)
+
+
+def failing(number: int, *names: object) -> Callable[..., None]:
+    """A call that the system refuses."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), *names)
+
+    return fail

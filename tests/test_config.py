@@ -1,5 +1,3 @@
-"""Reading, merging, overriding, writing and refusing configs. The classes here are made up; real ones are round-tripped."""
-
 import types
 from enum import Enum
 from pathlib import Path
@@ -252,15 +250,10 @@ def values(annotation: Any) -> st.SearchStrategy:
     return st.one_of([_values(member) for member in members(annotation)])
 
 
-PLAIN = {
-    Any: st.integers() | st.text(max_size=4),
-    bool: st.booleans(),
-    int: st.integers(0, 4096),
-    float: st.floats(0, 1) | st.floats(allow_nan=False),
-    str: st.text(max_size=8).filter(lambda text: text != dlm.config.NOTHING),
-    Path: st.just(Path("a/b")),
-    types.NoneType: st.none(),
-}
+PLAIN = {Any: st.integers() | st.text(max_size=4), bool: st.booleans(), int: st.integers(0, 4096)}
+PLAIN |= {float: st.floats(0, 1) | st.floats(allow_nan=False)}
+PLAIN |= {str: st.text(max_size=8).filter(lambda text: text != dlm.config.NOTHING), Path: st.just(Path("a/b"))}
+PLAIN |= {types.NoneType: st.none()}
 
 
 def _values(member: Any) -> st.SearchStrategy:

@@ -1,7 +1,6 @@
 """Recording by the engine, and what a trace and its model allow: verify, force, fork."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,15 +71,12 @@ def test_the_reference_sampler_leaves_the_trace_the_engine_does(name, store):
     lm = tiny_lm(4, spread=0.4, **fields)
     prompts, names = [[1, 2, 3, 4, 5], [7, 8], [9]], ["a", "b", "c"]
     dlm.generate(lm, prompts, trace=store, request_ids=names, **settings)
-    decodings = continuations(
-        lm, prompts, SamplerConfig(**settings), where="", request_ids=[f"reference {name}" for name in names]
-    )
+    theirs = [f"reference {name}" for name in names]
+    decodings = continuations(lm, prompts, SamplerConfig(**settings), where="", request_ids=theirs)
     first, mask = decodings[0], lm.mask_id
-    recorders = {
-        d.request.request_id: store.recorder(d.request.request_id, d.request.ids, mask_id=mask, keep=("digests",))
-        for d in decodings
-    }
-    requests, on_step = [d.request for d in decodings], listening(recorders)
+    requests, how = [d.request for d in decodings], {"mask_id": mask, "keep": ("digests",)}
+    recorders = {r.request_id: store.recorder(r.request_id, r.ids, **how) for r in requests}
+    on_step = listening(recorders)
     sample(lm.network, requests, first.plan, first.rule, first.settings, first.stop, on_step)
     for name, recorder in zip(names, recorders.values(), strict=True):
         recorder.finish()
@@ -174,14 +170,6 @@ def test_holes_are_recorded_and_run_again(store):
     trace = store["a"]
     assert trace.state(0).tolist() == [1, MASK, MASK, 4, 5, MASK, 7]
     assert dlm.replay.verify(lm, trace).identical
-
-
-def test_ids_are_random_unless_given_and_a_taken_one_is_refused_before_work(store):
-    lm = text_lm()
-    first, second = (dlm.generate(lm, ["hello"], gen_length=4, trace=store)[0] for _ in range(2))
-    assert first.request_id != second.request_id and first.request_id in store and second.request_id in store
-    assert store[first.request_id].text().endswith(first.text) or "�" in first.text
-    refused(first.request_id, dlm.generate, lm, ["hello"], gen_length=4, trace=store, request_ids=[first.request_id])
 
 
 def test_what_cannot_be_run_again_says_so(store):
@@ -310,14 +298,3 @@ def test_a_fork_shows_its_tokens_as_its_parent_does(store, tmp_path):
         other.put(child)
     unread = replace(store["a"], source=None)
     assert dlm.replay.fork(lm, unread, step=2).text().startswith("hello")
-
-
-def test_the_readmes_python_runs_twice(tmp_path, monkeypatch):
-    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
-    code = readme.partition("```python\n")[2].partition("```")[0]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(vars(dlm), "load", lambda name: text_lm())
-    for _ in range(2):
-        exec(compile(code, "README.md", "exec"), {})
-    with dlm.TraceStore("runs/traces.db") as store:
-        assert "first" in store

@@ -99,12 +99,7 @@ def test_settings_for_each_request():
 
 
 def test_spread_is_interpolated():
-    assert spread([1.0, 2.0, 3.0, 4.0]) == {
-        "mean": 2.5,
-        "p50": 2.5,
-        "p90": pytest.approx(3.7),
-        "p99": pytest.approx(3.97),
-    }
+    assert spread([1.0, 2.0, 3.0, 4.0]) == pytest.approx({"mean": 2.5, "p50": 2.5, "p90": 3.7, "p99": 3.97})
     assert spread([]) == {"mean": None, "p50": None, "p90": None, "p99": None}
 
 

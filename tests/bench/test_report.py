@@ -1,9 +1,6 @@
-"""Tables, the file and the plot; and what is said where matplotlib is missing."""
-
 import importlib.util
 import io
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -36,21 +33,12 @@ def test_a_table_is_shown_as_written():
         assert word in text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "–"),
-        (True, "yes"),
-        (3, "3"),
-        (12345, "12,345"),
-        (0.12345, "0.123"),
-        (12.345, "12.35"),
-        (1234.5, "1,234"),
-        ("x", "x"),
-    ],
-)
-def test_cells(value, text):
-    assert cell(value) == text
+CELLS = {None: "–", True: "yes", 3: "3", 12345: "12,345", 0.12345: "0.123", 12.345: "12.35", 1234.5: "1,234", "x": "x"}
+
+
+@pytest.mark.parametrize("value", CELLS)
+def test_cells(value):
+    assert cell(value) == CELLS[value]
 
 
 def test_the_file_grows_with_every_measurement(tmp_path):
@@ -75,32 +63,16 @@ def test_tables_in_markdown(tmp_path):
     assert [word.strip() for word in lines[4].strip("|").split("|")] == ["[b]a", "1,234", "–"]
 
 
-def test_no_file(tmp_path):
-    made = Report(BenchConfig.model_validate({"output": {"file": None}}), "")
-    made.add(Finding(values={}, points=POINTS))
-    assert made.plot() is None
-
-
-def test_a_missing_folder_is_told_before_anything_is_measured(tmp_path):
-    refused("no such folder", report, tmp_path / "none")
-
-
 def test_a_folder_in_place_of_the_file(tmp_path):
     (tmp_path / "b.json").mkdir()
     refused("cannot be written", report(tmp_path).add, Finding(values={}))
 
 
-def test_without_matplotlib(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    made = report(tmp_path)
-    made.add(Finding(values={}, points=POINTS))
-    refused(r"pip install 'dlm\[plot\]'", made.plot)
-
-
 def test_nothing_is_drawn_unasked(tmp_path):
-    made = report(tmp_path, plot=False)
-    made.add(Finding(values={}, points=POINTS))
-    assert made.plot() is None
+    for output in ({"plot": False}, {"file": None}):
+        made = report(tmp_path, **output)
+        made.add(Finding(values={}, points=POINTS))
+        assert made.plot() is None
     assert report(tmp_path).plot() is None  # no points
 
 
@@ -115,18 +87,8 @@ def test_the_plot(tmp_path):
 
 def point(tpf: float, quality: float, facet: str = "block", rises: bool = True, kind: str = "none") -> Point:
     label = f"{facet} {tpf:g}"
-    return Point(
-        panel="p",
-        facet=facet,
-        series="rule",
-        kind=kind,
-        label=label,
-        tpf=tpf,
-        quality=quality,
-        low=quality,
-        high=quality,
-        rises=rises,
-    )
+    sure = {"quality": quality, "low": quality, "high": quality, "rises": rises}
+    return Point(panel="p", facet=facet, series="rule", kind=kind, label=label, tpf=tpf, **sure)
 
 
 @pytest.mark.parametrize("rises", [True, False])

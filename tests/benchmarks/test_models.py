@@ -33,12 +33,10 @@ def saved(folder: Path, kind: str) -> str:
 
 
 def test_sudoku_to_card(models, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        models.sudoku, "MAIN", (Filling(rule="low_confidence", tokens_per_step=81, name="all at once"),)
-    )
-    monkeypatch.setattr(
-        models.sudoku, "SWEEP", (Filling(rule="margin", tokens_per_step=9), Filling(rule="random", tokens_per_step=9))
-    )
+    main = Filling(rule="low_confidence", tokens_per_step=81, name="all at once")
+    monkeypatch.setattr(models.sudoku, "MAIN", (main,))
+    sweep = tuple(Filling(rule=rule, tokens_per_step=9) for rule in ("margin", "random"))
+    monkeypatch.setattr(models.sudoku, "SWEEP", sweep)
     folder = saved(tmp_path / "model", "sudoku")
     run = run_folder(tmp_path / "run", {})
     common = ["sudoku", "--model", folder, "--output", str(tmp_path)]

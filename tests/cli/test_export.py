@@ -1,5 +1,3 @@
-"""`dlm-export`: what it writes, and the one line that says who reads it."""
-
 import json
 
 import pytest
@@ -20,9 +18,8 @@ def test_a_bundled_model_in_its_own_dtype(tmp_path, capsys):
     assert {path.name for path in out.glob("*.py")} == set(portable.CODE)
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
     ours, back = load("pico", device="cpu"), load(out, device="cpu")
-    assert back.config == ours.config and back.chat([{"role": "user", "content": "x"}]) == ours.chat(
-        [{"role": "user", "content": "x"}]
-    )
+    talk = [{"role": "user", "content": "x"}]
+    assert back.config == ours.config and back.chat(talk) == ours.chat(talk)
     assert all(torch.equal(a, b) for a, b in zip(ours.network.parameters(), back.network.parameters(), strict=True))
 
 

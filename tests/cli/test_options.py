@@ -1,5 +1,3 @@
-"""Command lines: what they mean, and what is said of those that mean nothing."""
-
 import pytest
 from pydantic import BaseModel, ConfigDict
 
@@ -114,16 +112,9 @@ def test_print_config_is_the_config(capsys, tmp_path):
 
 def test_help_lists_every_flag_and_field():
     text = "\n".join(page(COMMAND, width=80, color=False))
-    for needed in (
-        "Tests [markup].",
-        "--prompt TEXT",
-        "--model NAME",
-        "Repeatable.",
-        "--print-config",
-        "[part]",
-        "--part.rate  a number = 1.0",
-    ):
+    for needed in ("Tests [markup].", "--prompt TEXT", "--model NAME", "Repeatable.", "--print-config", "[part]"):
         assert needed in text
+    assert "--part.rate  a number = 1.0" in text
     assert "--part.fast / --part.no-fast  true or false = false" in text
     assert max(map(len, text.split("\n"))) <= 80
 

@@ -1,5 +1,3 @@
-"""`dlm-replay`: what is shown of a stored trace, and that it costs no torch."""
-
 import json
 import subprocess
 import sys

@@ -1,12 +1,15 @@
 """Values that nobody means, for every option there is: each ends in one line, none in a traceback."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from dlm.bench.config import BenchConfig
+from dlm.bench.report import Report
 from dlm.cli import bench, infer, replay, trace
 from dlm.cli.config import InferConfig
+from dlm.evaluation.questions import load_questions
 from dlm.fields import fields
 from dlm.trace import TraceStore
 from tests.cli.test_replay import store  # noqa: F401  a fixture
@@ -17,15 +20,9 @@ VALUES = [
     "1e18",
     "9" * 40,
     "9" * 5000,
-    "nan",
-    "inf",
+    *["nan", "inf", "é", "[[1]]", "{}", "null", "none"],
     "",
-    "é",
-    "[[1]]",
     "[" * 5000,
-    "{}",
-    "null",
-    "none",
     "\udcff",
 ]
 """Too small, too large, of another type, no UTF-8 as Python hands it on."""
@@ -109,17 +106,10 @@ def test_every_field_of_a_request_line(command, tmp_path, capsys):
 def test_every_kind_of_question(line, tmp_path, capsys):
     rows = tmp_path / "q.jsonl"
     rows.write_text(line)
-    from dlm.evaluation.questions import load_questions
-
     refused(r"q\.jsonl:1: ", load_questions, rows)
 
 
 def test_a_report_that_cannot_be_written_is_found_out_before_anything_is_measured(tmp_path):
-    from pathlib import Path
-
-    from dlm.bench.config import BenchConfig
-    from dlm.bench.report import Report
-
     (tmp_path / "file").touch()
     for name in ("/proc/1/x.json", str(tmp_path / "file" / "x.json"), str(tmp_path), "/proc/x.json"):
         refused(r"output\.file = ", Report, BenchConfig.model_validate({"output": {"file": Path(name)}}), "machine")

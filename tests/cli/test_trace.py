@@ -1,5 +1,3 @@
-"""`dlm-trace`: what is printed, exit statuses, and what is said of mistakes."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Data and tokenizer sections: what fits together, and what the message says when it does not."""
-
 import subprocess
 import sys
 
@@ -8,6 +6,8 @@ from pydantic import ValidationError
 
 from dlm.data.config import READ_BY, DataConfig, TokenizerConfig, special_names
 from tests.refusals import refused
+
+PAIR = {"source": "chat", "paths": ("a",), "pack": "row", "prompt_field": "p", "response_field": "r"}
 
 
 @pytest.mark.parametrize(
@@ -22,17 +22,7 @@ from tests.refusals import refused
         ({"source": "text", "paths": ("a",), "streaming": True}, ["streaming", "datasets"]),
         ({"source": "chat", "paths": ("a",), "prompt_field": "p", "pack": "row"}, ["prompt_field", "response_field"]),
         ({"source": "chat", "paths": ("a",)}, ["pack", "row"]),
-        (
-            {
-                "source": "chat",
-                "paths": ("a",),
-                "pack": "row",
-                "prompt_field": "p",
-                "response_field": "r",
-                "messages_field": "m",
-            },
-            ["messages_field", "prompt_field"],
-        ),
+        ({**PAIR, "messages_field": "m"}, ["messages_field", "prompt_field"]),
         ({"source": "chat", "paths": ("a",), "pack": "row", "dataset": "x/y"}, ["dataset", "paths"]),
         ({"source": "jsonl", "paths": ("a",), "text_fields": ()}, ["text_fields"]),
         ({"source": "sudoku", "sudoku_empty": (50, 30)}, ["sudoku_empty"]),

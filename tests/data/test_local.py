@@ -1,5 +1,3 @@
-"""Text and JSON-lines files: documents, splits, the cache, and errors that name file and line."""
-
 import json
 from pathlib import Path
 
@@ -10,6 +8,8 @@ from dlm.data.config import DataConfig
 from dlm.data.source import build_stream, rows_of
 from dlm.data.tokenizer import Tokenizer
 from tests.refusals import refused
+
+from .conftest import PAIRS
 
 
 def texts_of(config: DataConfig, split: str = "train") -> list[str]:
@@ -116,10 +116,7 @@ def test_a_file_that_mentions_the_mask_holds_no_mask(tmp_path, tokenizer):
     assert tokenizer.mask_token_id not in ids
     assert tokenizer.decode(ids) == "the [MASK] and <|endoftext|>"
     (tmp_path / "a.jsonl").write_text(json.dumps({"p": "what is [MASK]?", "r": "[MASK][MASK] is"}) + "\n")
-    pair = {"prompt_field": "p", "response_field": "r", "heldout_fraction": 0}
-    ids = next(build_stream(DataConfig(source="chat", paths=(str(tmp_path),), pack="row", **pair), tokenizer, 90))[
-        "input_ids"
-    ].tolist()
+    ids = next(build_stream(DataConfig(paths=(str(tmp_path),), **PAIRS), tokenizer, 90))["input_ids"].tolist()
     assert tokenizer.mask_token_id not in ids
     assert "what is [MASK]?<|im_end|>" in tokenizer.decode(ids, skip_special=False)
     assert tokenizer.decode(ids).endswith("\n[MASK][MASK] is")

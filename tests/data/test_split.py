@@ -38,15 +38,10 @@ def test_of_one_text_pieces_are_held_out(tmp_path, fraction):
     assert all(text in BOOK for text in (*train, *held))
     assert not set("".join(train).split("\n\n")) & set("".join(held).split("\n\n"))
     assert 0.3 * fraction < sum(map(len, held)) / len(BOOK) < 3 * fraction
-    assert sides(config) == (train, held)
+    assert sides(config) == (train, held) and len(train) <= len(held) + 1  # neighbours in training stay one document
     for row in (*rows_of(config, "train"), *rows_of(config, "heldout")):  # the line each begins at
         line = int(row.where.rpartition(":")[2])
         assert "\n".join(BOOK.split("\n")[line - 1 :]).find(row.value["text"].strip()) >= 0
-
-
-def test_neighbours_in_training_stay_one_document(tmp_path):
-    train, held = sides(book(tmp_path))
-    assert len(train) <= len(held) + 1
 
 
 def test_a_small_text_holds_out_a_tenth(tmp_path):
@@ -107,7 +102,7 @@ def test_of_few_rows_each_side_has_one_and_no_text_is_on_both(tmp_path, fraction
     assert len(held if fraction < 0.5 else train) == 3
 
 
-def test_of_few_conversations_and_rows_of_datasets_one_is_held_out(tmp_path):
+def test_of_few_conversations_one_is_held_out(tmp_path):
     messages = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": f"{i}!"}] for i in range(5)]
     (tmp_path / "chat.jsonl").write_text("\n".join(json.dumps({"messages": m}) for m in messages))
     config = DataConfig(source="chat", paths=str(tmp_path), pack="row", heldout_fraction=1e-6)

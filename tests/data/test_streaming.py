@@ -55,9 +55,8 @@ def test_the_hash_splits_streams_and_maps_alike(tmp_path, tokenizer):
     path = write(tmp_path, [{"text": f"r {i}", "other": i} for i in range(40)])
     held = []
     for streaming in (True, False):
-        config = DataConfig(
-            source="datasets", dataset="json", paths=(path,), streaming=streaming, pack="row", heldout_fraction=0.3
-        )
+        how = {"streaming": streaming, "pack": "row", "heldout_fraction": 0.3}
+        config = DataConfig(source="datasets", dataset="json", paths=(path,), **how)
         held.append(rows_in(config, tokenizer, "heldout"))
         assert sorted(rows_in(config, tokenizer, "train") + held[-1]) == sorted(f"r {i}" for i in range(40))
     assert set(held[0]) == set(held[1])
@@ -81,25 +80,15 @@ def test_parquet_and_text_builders(tmp_path, tokenizer):
     datasets.Dataset.from_dict({"text": ["p"]}).to_parquet(tmp_path / "a.parquet")
     (tmp_path / "a.txt").write_text("x\ny\n")
     for builder, expected in (("parquet", ["p"]), ("text", ["x", "y"])):
-        config = DataConfig(
-            source="datasets",
-            dataset=builder,
-            paths=(str(tmp_path),),
-            streaming=True,
-            pack="row",
-            heldout_fraction=0,
-            shuffle_buffer=1,
-        )
+        how = {"streaming": True, "pack": "row", "heldout_fraction": 0, "shuffle_buffer": 1}
+        config = DataConfig(source="datasets", dataset=builder, paths=(str(tmp_path),), **how)
         assert rows_in(config, tokenizer, "train") == expected
 
 
 def test_what_is_missing_or_broken_is_said(tmp_path, tokenizer, monkeypatch):
     def build(**fields: object) -> None:
-        next(
-            build_stream(
-                DataConfig(**{"source": "datasets", "streaming": True, "heldout_fraction": 0, **fields}), tokenizer, 4
-            )
-        )
+        config = DataConfig(**{"source": "datasets", "streaming": True, "heldout_fraction": 0, **fields})
+        next(build_stream(config, tokenizer, 4))
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     refused(r"nobody/nothing.*not in the local cache", build, dataset="nobody/nothing")

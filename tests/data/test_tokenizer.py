@@ -1,12 +1,7 @@
-"""Training, writing and reading a byte-level BPE; exact round trips; the ids of mask and end."""
-
+import errno
 import io
 import json
-import os
-import select
 import shutil
-import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -15,13 +10,12 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.cli import tokenizer as tokenizer_command
 from dlm.data import tokenizer_training
 from dlm.data.config import DataConfig, TokenizerConfig
 from dlm.data.tokenizer import Tokenizer, has_vocabulary, load_tokenizer
 from dlm.data.tokenizer_training import train_tokenizer
 from dlm.errors import UserError
-from tests.refusals import refused
+from tests.refusals import failing, refused
 
 from .conftest import TEXTS
 
@@ -66,12 +60,8 @@ def test_pieces_keep_digits_apart_and_indentation_together(tmp_path):
 def test_the_folder_loads_here_and_in_transformers(tokenizer, tmp_path):
     config = TokenizerConfig(output=str(tmp_path), vocab_size=320)
     trained = train_tokenizer(config, TEXTS)
-    assert {p.name for p in tmp_path.iterdir()} == {
-        "tokenizer.json",
-        "vocab.json",
-        "merges.txt",
-        "tokenizer_config.json",
-    }
+    names = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"}
+    assert {p.name for p in tmp_path.iterdir()} == names
     loaded = load_tokenizer(tmp_path)
     text = TEXTS[0] + "[MASK]<|im_end|>"
     assert loaded.encode(text) == trained.encode(text) == tokenizer.encode(text)
@@ -126,9 +116,8 @@ def test_without_configs_the_added_tokens_decide(tokenizer, tmp_path):
 def test_transformers_is_asked_when_there_is_no_tokenizer_json(tokenizer, tmp_path):
     train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=320), TEXTS)
     (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "GPT2Tokenizer", "mask_token": "[MASK]"})
-    )
+    settings = {"tokenizer_class": "GPT2Tokenizer", "mask_token": "[MASK]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     loaded = load_tokenizer(tmp_path)
     assert loaded.decode(loaded.encode("def area(r):")) == "def area(r):"
     assert loaded.mask_token_id == 1
@@ -174,6 +163,7 @@ def test_bytes_of_other_kinds_of_tokens(tokenizer):
     assert Tokenizer(backend).token_bytes.tolist() == [2, 1, 2, 0, 6]
 
 
+EVIL = {"AutoConfig": "evil.Config", "AutoTokenizer": "evil.Tok"}
 HOSTILE = (
     "import pathlib\npathlib.Path(__file__).with_name('MARK').write_text('ran')\nclass Tok: ...\nclass Config: ...\n"
 )
@@ -216,13 +206,10 @@ def test_dreams_tokenizer_is_read_without_its_code(tmp_path):
     size = backend.get_vocab_size()
     names = {str(size): {"content": "<|endoftext|>"}, str(size + 1): {"content": "<|mask|>"}}
     plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
-    settings = {
-        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
-        "tokenizer_class": "DreamTokenizer",
-        "added_tokens_decoder": {index: {**token, **plain} for index, token in names.items()},
-        "eos_token": "<|endoftext|>",
-        "mask_token": "<|mask|>",
-    }
+    settings = {"auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]}}
+    settings |= {"tokenizer_class": "DreamTokenizer"}
+    settings |= {"added_tokens_decoder": {index: {**token, **plain} for index, token in names.items()}}
+    settings |= {"eos_token": "<|endoftext|>", "mask_token": "<|mask|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "tokenization_dream.py").write_text(HOSTILE)
     found = load_tokenizer(tmp_path)
@@ -261,23 +248,17 @@ def test_ids_that_no_table_has_room_for():
         Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE())).vocab_size  # noqa: B018
 
 
-def test_folders_that_cannot_be_written_to_are_refused_before_the_work(tmp_path, capsys):
+def test_folders_that_cannot_be_written_to_are_refused_before_the_work(tmp_path):
     (tmp_path / "file").write_text("in the way")
     read = []
     for output, reason in ((tmp_path / "file" / "out", "Not a directory"), (tmp_path / "file", "is a file")):
-        with pytest.raises(UserError, match=f"output = {output}.* {reason}|output = {output}.*{reason}"):
-            train_tokenizer(TokenizerConfig(output=str(output)), (read.append(text) or text for text in TEXTS))
+        texts = (read.append(text) or text for text in TEXTS)
+        refused(f"output = {output}.*{reason}", train_tokenizer, TokenizerConfig(output=str(output)), texts)
     assert read == []
-    assert tokenizer_command.main(["--output", "/proc/nowhere"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("dlm-tokenizer: output = /proc/nowhere: cannot be written to (") and err.count("\n") == 1
 
 
 def test_a_full_disk_is_said(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tokenizer_training, "write_text", full)
+    monkeypatch.setattr(tokenizer_training, "write_text", failing(errno.ENOSPC))
     with pytest.raises(UserError, match=r"output = .*: cannot be written to \(No space left on device\)"):
         train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=300), TEXTS)
 
@@ -292,43 +273,3 @@ def test_a_trainer_that_fails_is_said(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=f"the tokenizer could not be trained: {message}"):
             train_tokenizer(config, ["x" * 1000] * 1000)  # more than a pipe holds
     assert not list(tmp_path.iterdir())
-
-
-# A trainer that sees no signal, as the real one: it says when it has everything, and then it is busy for ever.
-DEAF = """
-import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-sys.stdin.buffer.read()
-with open(sys.argv[1], "w") as busy:
-    busy.write(str(os.getpid()))
-time.sleep(600)
-"""
-PARENT = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it, and so would this
-from dlm.cli import tokenizer
-from dlm.data import tokenizer_training
-tokenizer_training.LEARN = (sys.executable, "-c", sys.argv[1], sys.argv[2])
-raise SystemExit(tokenizer.main(sys.argv[3:]))
-"""
-
-
-def test_ctrl_c_ends_the_training_at_once(tmp_path):
-    (tmp_path / "a.txt").write_text("some words " * 100)
-    os.mkfifo(tmp_path / "busy")
-    data = ["--data.source", "text", "--data.paths", str(tmp_path / "a.txt")]
-    command = [sys.executable, "-c", PARENT, DEAF, str(tmp_path / "busy"), "--output", str(tmp_path / "out"), *data]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            busy = os.open(tmp_path / "busy", os.O_RDONLY | os.O_NONBLOCK)
-            assert select.select([busy], [], [], 120)[0], "the trainer did not start"
-            child = int(os.read(busy, 20))
-            process.send_signal(signal.SIGINT)
-            assert process.wait(120) == 130
-        finally:
-            process.kill()
-        assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.read() + process.stderr.read() == b""
-    with pytest.raises(ProcessLookupError):
-        os.kill(child, 0)
-    assert not list((tmp_path / "out").iterdir())

@@ -54,14 +54,8 @@ def test_a_long_trace_is_cut_and_one_with_no_answer_left_is_no_sample(tmp_path, 
 
 
 def test_edits_and_remasks_count_when_they_settle_a_position():
-    events = [
-        (0, 1, SET, 20),
-        (0, 2, SET, 21),
-        (1, 1, MASK, HOLE),
-        (1, 2, REPLACE, 22),
-        (2, 1, SET, 23),
-        (2, 3, SET, 24),
-    ]
+    events = [(0, 1, SET, 20), (0, 2, SET, 21), (1, 1, MASK, HOLE), (1, 2, REPLACE, 22)]
+    events += [(2, 1, SET, 23), (2, 3, SET, 24)]
     made = from_events("a", np.array([10]), np.array(events).T, mask_id=HOLE, num_steps=4, growth=[(-1, 5)])
     assert committed(made).tolist() == [-1, 2, 1, 2, -1]
     document = document_of(made)

@@ -46,16 +46,9 @@ def test_the_card_says_what_the_run_was(tmp_path):
     text = card(Run.read(run_folder(tmp_path / "run", {})))
     header, body = text.removeprefix("---\n").split("\n---\n", 1)
     assert header.splitlines()[0] == "license: apache-2.0"
-    for part in (
-        "51,840",
-        "1 h 2 min",
-        "1,292,800",
-        "two cores",
-        "0.5000 ± 0.0100",
-        "97.3 %",
-        "dlm-train --config sudoku\n",
-    ):
+    for part in ("51,840", "1 h 2 min", "1,292,800", "two cores", "0.5000 ± 0.0100", "97.3 %"):
         assert part in body
+    assert "dlm-train --config sudoku\n" in body
     assert str(tmp_path) not in text
     assert toml_of(text)["model"]["position_embedding"] == "learned"
     assert "out" not in toml_of(text)["train"]

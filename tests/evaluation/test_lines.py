@@ -63,9 +63,8 @@ def test_benchmark_files(tmp_path, zipped):
     text = (json.dumps(RECORD) + "\n\n").encode()
     file = tmp_path / "tasks.jsonl"
     file.write_bytes(gzip.compress(text) if zipped else text)
-    assert read_tasks(file) == [
-        LineTask(name="SingleLine/0", prefix="def f(x):\n", line="    return x", suffix="\ny = 1\n")
-    ]
+    task = LineTask(name="SingleLine/0", prefix="def f(x):\n", line="    return x", suffix="\ny = 1\n")
+    assert read_tasks(file) == [task]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Datasets as they are written, and as they are mistyped."""
-
 import json
 
 import pytest
@@ -95,9 +93,7 @@ def test_the_built_in_set_needs_no_file(monkeypatch):
     tasks = [LineTask(name=f"f.py:{n}", prefix="x" * 5000, line=f"line {n}", suffix="") for n in range(30)]
     monkeypatch.setattr("dlm.evaluation.lines.heldout_lines", lambda data, count, seed: tasks[:count])
     found = load_questions("stdlib", skip=1, limit=2)
-    assert [(q.answer, q.source, q.where) for q in found] == [
-        ("line 1", "stdlib", "f.py:1"),
-        ("line 2", "stdlib", "f.py:2"),
-    ]
+    asked = [(q.answer, q.source, q.where) for q in found]
+    assert asked == [(f"line {n}", "stdlib", f"f.py:{n}") for n in (1, 2)]
     assert prompt_of(found[0]) == "x" * 1200
     assert len(load_questions("stdlib")) == 20

@@ -147,9 +147,8 @@ def run(tries: int, seed: int = 0) -> Counter:
         trial = trials[number % 2]
         real = number % 5 == 4
         total["tries"] += 1
-        total += trial.one(
-            Signals(draw.uniform(1e-6, trial.seconds)) if real else Raises(draw.randrange(1, trial.lines))
-        )
+        at = draw.uniform(1e-6, trial.seconds) if real else draw.randrange(1, trial.lines)
+        total += trial.one(Signals(at) if real else Raises(at))
     return total
 
 

@@ -12,20 +12,10 @@ FAMILIES: dict[str, dict] = {
     "llada": {},
     "Dream": {"model_type": "Dream", "shifted_logits": True},
     "sdar": {"model_type": "sdar", "attention": "block_causal", "block_length": 4},
-    "Fast_dLLM_Qwen": {
-        "model_type": "Fast_dLLM_Qwen",
-        "attention": "block_causal",
-        "block_length": 4,
-        "shifted_logits": True,
-    },
-    "llama": {
-        "model_type": "llama",
-        "attention": "causal",
-        "shifted_logits": True,
-        "mask_token_id": None,
-        "mask_in_softmax": False,
-    },
 }
+FAMILIES["Fast_dLLM_Qwen"] = {**FAMILIES["sdar"], "model_type": "Fast_dLLM_Qwen", "shifted_logits": True}
+FAMILIES["llama"] = {"model_type": "llama", "attention": "causal", "shifted_logits": True}
+FAMILIES["llama"] |= {"mask_token_id": None, "mask_in_softmax": False}
 CACHED = ["sdar", "Fast_dLLM_Qwen", "llama"]
 RULE = {"rule": "threshold", "threshold": 0.4}
 MIXED = [

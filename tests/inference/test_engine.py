@@ -136,10 +136,8 @@ def test_poisoned_logits_end_one_request_and_not_the_batch():
     good = [ids(1, 6), ids(2, 9)]
     expected = tokens(dlm.generate(lm, good, gen_length=8))
     engine = dlm.Engine(lm)
-    names = [
-        engine.add_request(p, gen_length=8, request_id=n)
-        for p, n in zip([good[0], [1, 61], good[1]], "abc", strict=True)
-    ]
+    asked = zip([good[0], [1, 61], good[1]], "abc", strict=True)
+    names = [engine.add_request(prompt, gen_length=8, request_id=name) for prompt, name in asked]
     events = list(engine.stream())
     results = {e.request_id: e.result for e in events if e.result is not None}
     errors = {e.request_id: e.error for e in events if e.error is not None}
@@ -199,9 +197,8 @@ def test_the_async_front_tells_the_same():
         engine.add_request("hello", gen_length=16, block_length=8, steps=8)
         return [event.text async for event in engine.astream()]
 
-    assert (
-        "".join(asyncio.run(collect())) == dlm.generate(lm, ["hello"], gen_length=16, block_length=8, steps=8)[0].text
-    )
+    (whole,) = dlm.generate(lm, ["hello"], gen_length=16, block_length=8, steps=8)
+    assert "".join(asyncio.run(collect())) == whole.text
 
 
 def test_requests_may_come_while_others_run_and_samples_are_numbered():

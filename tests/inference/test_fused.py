@@ -29,14 +29,10 @@ NETWORKS: dict[str, dict] = {
     "places learned": {"position_embedding": "learned"},
     "tied": {"tie_word_embeddings": True},
     "as many key heads": {"num_key_value_heads": 4},
-    "one key head, uneven widths": {
-        "num_key_value_heads": 1,
-        "hidden_size": 40,
-        "intermediate_size": 70,
-        "vocab_size": 67,
-    },
     "one layer": {"num_hidden_layers": 1},
 }
+UNEVEN = {"hidden_size": 40, "intermediate_size": 70, "vocab_size": 67}
+NETWORKS["one key head, uneven widths"] = {"num_key_value_heads": 1, **UNEVEN}
 
 
 def stirred(seed: int, name: str) -> dlm.LM:
@@ -120,16 +116,8 @@ def trained(network: nn.Module, how: str) -> None:
         down.register_forward_hook(lambda module, args, out: out * 3)
 
 
-SEEN = [
-    "fused",
-    "foreach",
-    "in place",
-    "loaded",
-    "through data",
-    "another place",
-    "there and back",
-    "another parameter",
-]
+SEEN = ["fused", "foreach", "in place", "loaded", "through data", "another place", "there and back"]
+SEEN += ["another parameter"]
 WAYS = [*SEEN, "another module", "a hook"]
 
 

@@ -7,22 +7,14 @@ import dlm
 from dlm.diffusion.unmask import RULES
 from dlm.inference.plan import Plan
 from dlm.inference.request import Request
+from tests.refusals import refused
 
 from . import oracle
 from .requests import FAMILIES, RULE, ids, of_rule
 from .tiny import EOS, likes, text_lm, tiny_lm
 
 # Not the empty prompt: a canvas of nothing but masks looks the same from every position, an exact tie of all of them.
-PROMPTS = [
-    [1, 2, 3],
-    [5],
-    [9, 8, 7, 6, 5, 4, 3, 2, 1],
-    [4, 4],
-    [10, 20, 30, 40],
-    [62, 0],
-    [33] * 7,
-    [11, 12, 13, 14, 15, 16],
-]
+PROMPTS = [[1, 2, 3], [5], [*range(9, 0, -1)], [4, 4], [10, 20, 30, 40], [62, 0], [33] * 7, [*range(11, 17)]]
 
 
 @pytest.mark.parametrize("cfg_scale", [0.0, 0.7])
@@ -180,3 +172,12 @@ def test_training_mode_and_gradients_are_left_as_they_were():
 
 def test_no_prompts_no_results():
     assert dlm.generate(tiny_lm(), []) == []
+
+
+def test_ids_are_random_unless_given_and_a_taken_one_is_refused_before_work(tmp_path):
+    lm, store = text_lm(), dlm.TraceStore(tmp_path / "traces.db")
+    first, second = (dlm.generate(lm, ["hello"], gen_length=4, trace=store)[0] for _ in range(2))
+    assert first.request_id != second.request_id and first.request_id in store and second.request_id in store
+    assert store[first.request_id].text().endswith(first.text) or "�" in first.text
+    refused(first.request_id, dlm.generate, lm, ["hello"], gen_length=4, trace=store, request_ids=[first.request_id])
+    store.close()

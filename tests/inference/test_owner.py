@@ -153,12 +153,11 @@ def test_an_error_in_a_step_ends_those_that_had_begun_and_nothing_else(where, ki
             raise kind("the cat")
 
     with dlm.TraceStore(tmp_path / "t.db") as store:
-        engine = dlm.Engine(
-            lm, page_size=4, max_num_requests=3, on_step=once if where == "on_step" else None, trace=store
-        )
-        names = [
-            engine.add_request(prompt, gen_length=8, request_id=f"r{i}", **RULE) for i, prompt in enumerate(prompts(6))
-        ]
+        on_step = once if where == "on_step" else None
+        engine = dlm.Engine(lm, page_size=4, max_num_requests=3, on_step=on_step, trace=store)
+        names = [f"r{i}" for i in range(6)]
+        for name, prompt in zip(names, prompts(6), strict=True):
+            engine.add_request(prompt, gen_length=8, request_id=name, **RULE)
         engine.step()
         begun = [name for name in names if engine.batch.sequences[name].begun]
         waiting = [name for name in names if name not in begun]

@@ -1,5 +1,7 @@
 """Stop strings: where a text ends, what of it is shown meanwhile, and what is held for it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -54,9 +56,7 @@ def test_a_text_ends_where_a_stop_string_would_begin(name):
         assert after.tokens == before.tokens[:size] and after.steps == before.steps[:size]
         assert after.text == cut[: min((cut.find(s) for s in stop if s in cut), default=size)]
         assert after.finish_reason == ("stop" if ends else "length") and after.nfe <= before.nfe
-        assert dlm.generate(lm, prompt, stop=stop, **settings)[0] == after.__class__(
-            **{**vars(after), "request_id": "0"}
-        )
+        assert dlm.generate(lm, prompt, stop=stop, **settings)[0] == replace(after, request_id="0")
 
 
 def test_it_ends_at_once_and_no_page_stays():

@@ -56,6 +56,16 @@ def logits(network: Transformer) -> torch.Tensor:
     return network(IDS)
 
 
+def adapted(folder) -> LM:
+    """A model with an adapter, its base in `folder`/base and the adapter in `folder`/adapter."""
+    lm = model()
+    lm.save(folder / "base")
+    adapters.attach(lm.network, 4, 8.0, base=str(folder / "base"))
+    stir(lm.network)
+    lm.save(folder / "adapter")
+    return lm
+
+
 def test_a_new_adapter_changes_nothing_and_is_all_that_trains():
     lm = model()
     before = logits(lm.network)
@@ -85,11 +95,7 @@ def test_an_adapter_adds_alpha_over_r_times_b_a(packed):
 
 
 def test_an_adapter_is_saved_alone_and_brings_its_base_along(tmp_path):
-    lm = model()
-    lm.save(tmp_path / "base")
-    adapters.attach(lm.network, 4, 8.0, base=str(tmp_path / "base"))
-    stir(lm.network)
-    lm.save(tmp_path / "adapter")
+    lm = adapted(tmp_path)
     assert not list((tmp_path / "adapter").glob("model*.safetensors"))
     apart = dlm.load(tmp_path / "adapter", merge=False)
     merged = dlm.load(tmp_path / "base", adapter=tmp_path / "adapter")
@@ -107,11 +113,7 @@ def test_peft_itself_reads_the_folder(tmp_path):
 
     from dlm.models.hf import wrap
 
-    lm = model()
-    lm.save(tmp_path / "base")
-    adapters.attach(lm.network, 4, 8.0, base=str(tmp_path / "base"))
-    stir(lm.network)
-    lm.save(tmp_path / "adapter")
+    lm = adapted(tmp_path)
     theirs = PeftModel.from_pretrained(wrap(dlm.load(tmp_path / "base")), tmp_path / "adapter").eval()
     with torch.no_grad():
         torch.testing.assert_close(theirs(IDS).logits, logits(lm.network))
@@ -201,9 +203,8 @@ def test_the_shapes_of_a_network_are_tried_before_its_weights_are_read(tmp_path,
     fits, odd = model().config, model(intermediate_size=72).config
     assert shapes(odd) == [(64, 64), (72, 64), (64, 72)]
     assert require("nf4", CPU, fits) is bitsandbytes
-    message = (
-        r"for a matrix of 72 rows and 64 columns, which this model has \(N must be divisible by block_n\); upgrade"
-    )
+    why = r"\(N must be divisible by block_n\); upgrade"
+    message = f"for a matrix of 72 rows and 64 columns, which this model has {why}"
     refused(message, require, "nf4", CPU, odd)
     model(intermediate_size=72).save(tmp_path)
     monkeypatch.setattr(loading, "read_network", None)

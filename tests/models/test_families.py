@@ -40,9 +40,8 @@ def test_save_then_load_gives_the_same_model(case, tmp_path):
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("m", "again"))
     assert {k: (v.shape, v.dtype) for k, v in first.items()} == {k: (v.shape, v.dtype) for k, v in second.items()}
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert json.loads((tmp_path / "m" / "config.json").read_text()) == json.loads(
-        (tmp_path / "again" / "config.json").read_text()
-    )
+    one, two = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("m", "again"))
+    assert one == two
 
 
 def test_weights_have_their_published_names_and_shapes(tmp_path):
@@ -83,50 +82,30 @@ DREAM_7B |= {"rope_theta": 1000000.0}
 SDAR_4B = {"model_type": "sdar", "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
 SDAR_4B |= {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936, "block_size": 4}
 SDAR_4B |= {"use_sliding_window": False, "max_window_layers": 36}
-LLADA2_MINI = {
-    "model_type": "llada2_moe_veomni",
-    "hidden_size": 2048,
-    "num_hidden_layers": 20,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "rotary_dim": 64,
-    "intermediate_size": 5120,
-    "first_k_dense_replace": 1,
-    "moe_intermediate_size": 512,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "num_shared_experts": 1,
-    "n_group": 8,
-    "topk_group": 4,
-    "vocab_size": 157184,
-    "score_function": "sigmoid",
-}
+LLADA2_MINI = {"model_type": "llada2_moe_veomni", "hidden_size": 2048, "num_hidden_layers": 20}
+LLADA2_MINI |= {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "rotary_dim": 64}
+LLADA2_MINI |= {"intermediate_size": 5120, "first_k_dense_replace": 1, "moe_intermediate_size": 512, "num_experts": 256}
+LLADA2_MINI |= {"num_experts_per_tok": 8, "num_shared_experts": 1, "n_group": 8, "topk_group": 4, "vocab_size": 157184}
+LLADA2_MINI |= {"score_function": "sigmoid"}
 
 
 def attention_size(d: int, heads: int, groups: int, width: int) -> int:
     return d * width * (heads + 2 * groups) + heads * width * d
 
 
+def whole_size(vocab: int, d: int, layers: int, layer: int) -> int:
+    """Two tables of tokens, a norm, and layers with two norms each."""
+    return 2 * vocab * d + d + layers * (layer + 2 * d)
+
+
 SIZES = [
     (LLADA_8B, 8_015_581_184),
-    (
-        DREAM_7B,
-        2 * 152064 * 3584
-        + 28 * (attention_size(3584, 28, 4, 128) + (28 + 8) * 128 + 3 * 3584 * 18944 + 2 * 3584)
-        + 3584,
-    ),
-    (
-        SDAR_4B,
-        2 * 151936 * 2560 + 36 * (attention_size(2560, 32, 8, 128) + 2 * 128 + 3 * 2560 * 9728 + 2 * 2560) + 2560,
-    ),
+    (DREAM_7B, whole_size(152064, 3584, 28, attention_size(3584, 28, 4, 128) + (28 + 8) * 128 + 3 * 3584 * 18944)),
+    (SDAR_4B, whole_size(151936, 2560, 36, attention_size(2560, 32, 8, 128) + 2 * 128 + 3 * 2560 * 9728)),
     (
         LLADA2_MINI,
-        2 * 157184 * 2048
-        + 20 * (attention_size(2048, 16, 4, 128) + 2 * 128 + 2 * 2048)
-        + 3 * 2048 * 5120
-        + 19 * (3 * 2048 * 512 * (256 + 1) + 256 * 2048)
-        + 2048,
+        whole_size(157184, 2048, 20, attention_size(2048, 16, 4, 128) + 2 * 128)
+        + (3 * 2048 * 5120 + 19 * (3 * 2048 * 512 * (256 + 1) + 256 * 2048)),
     ),
 ]
 
@@ -189,11 +168,8 @@ def test_sliding_windows_that_no_layer_uses_are_harmless():
 
 def test_keys_that_are_not_ours_survive(tmp_path):
     lm = tiny.model("llada")
-    lm.settings = config_to_hub(lm.config) | {
-        "vocab_size": 45,
-        "flash_attention": True,
-        "auto_map": {"AutoModel": "x.Y"},
-    }
+    theirs = {"vocab_size": 45, "flash_attention": True, "auto_map": {"AutoModel": "x.Y"}}
+    lm.settings = config_to_hub(lm.config) | theirs
     lm.save(tmp_path / "m")
     hub = json.loads((tmp_path / "m" / "config.json").read_text())
     assert (hub["flash_attention"], hub["auto_map"]) == (True, {"AutoModel": "x.Y"})
@@ -215,12 +191,9 @@ def test_both_spellings_of_rope():
     shape = {k: v for k, v in SDAR_4B.items() if k != "rope_theta"}
     for hub in (shape | old, shape | new):
         config = config_from_hub(hub)
-        assert config.rope_theta == 7.0
-        assert config.rope_scaling is not None
-        assert config.rope_scaling["factor"] == 2.0
-    assert (
-        config_from_hub(shape | {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}).rope_scaling is None
-    )
+        assert config.rope_theta == 7.0 and config.rope_scaling["factor"] == 2.0
+    plain = {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}
+    assert config_from_hub(shape | plain).rope_scaling is None
 
 
 def test_a_family_from_outside(tmp_path, monkeypatch):

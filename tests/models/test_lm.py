@@ -1,5 +1,3 @@
-"""The model as users hold it: moved to a dtype or a device, and refused where something else stands for it."""
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -31,9 +31,7 @@ def test_two_processes_that_share_the_layers_give_the_tokens_of_one(tmp_path, fi
     tiny_lm(**fields).save(tmp_path / "model")
     (tmp_path / "run.py").write_text(SCRIPT)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "run.py", "model"]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
-    )
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     tokens, held, kv_heads = json.loads(done.stdout.strip().splitlines()[-1])
     lm = dlm.load(tmp_path / "model", device="cpu")

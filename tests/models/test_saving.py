@@ -1,5 +1,3 @@
-"""`dlm.save`: what a folder holds, what a family cannot express, and folders that cannot or should not be written."""
-
 import errno
 import json
 import os
@@ -12,7 +10,7 @@ import torch
 import dlm
 from dlm import UserError, atomic
 from dlm.models import convert, load, portable, saving
-from tests.refusals import refused
+from tests.refusals import failing, refused
 
 from . import tiny
 from .test_converting import letters
@@ -54,9 +52,8 @@ def test_published_code_stays_on_the_hub_or_goes_along_from_the_folder(tmp_path)
     (tmp_path / "a" / "config.json").write_text(json.dumps({**hub, "auto_map": distant}))
     dlm.save(load(tmp_path / "a", device="cpu"), tmp_path / "b")
     assert json.loads((tmp_path / "b" / "config.json").read_text())["auto_map"] == distant
-    assert saving.readers(tmp_path / "b").endswith(
-        "trust_remote_code=True), which fetches the family's code from the hub"
-    )
+    fetched = "trust_remote_code=True), which fetches the family's code from the hub"
+    assert saving.readers(tmp_path / "b").endswith(fetched)
     (tmp_path / "a" / "config.json").write_text(json.dumps({**hub, "auto_map": {"AutoModel": "modeling_llada.LLaDA"}}))
     for name in ("modeling_llada.py", "configuration_llada.py"):
         (tmp_path / "a" / name).write_text(f"raise SystemExit({name!r})\n")
@@ -164,10 +161,7 @@ def test_everything_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypat
 
 
 def test_folders_that_cannot_be_written(tmp_path, monkeypatch):
-    def refuses(*_: object, **__: object) -> str:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(atomic.tempfile, "mkdtemp", refuses)
+    monkeypatch.setattr(atomic.tempfile, "mkdtemp", failing(errno.EACCES))
     refused(r"m cannot be written \(Permission denied\)", dlm.save, tiny.model("dlm"), tmp_path / "m")
 
 

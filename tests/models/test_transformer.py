@@ -132,13 +132,8 @@ def test_scalings(scaling):
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = tiny.config("llama", head_dim=32, max_position_embeddings=256, rope_scaling=scaling, rope_theta=5e4)
-    theirs = LlamaConfig(
-        hidden_size=128,
-        num_attention_heads=4,
-        head_dim=32,
-        max_position_embeddings=256,
-        rope_parameters={**scaling, "rope_theta": 5e4},
-    )
+    shape = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32, "max_position_embeddings": 256}
+    theirs = LlamaConfig(**shape, rope_parameters={**scaling, "rope_theta": 5e4})
     wanted, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"))
     ours, gain = rope_frequencies(config)
     torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=0)
@@ -169,9 +164,8 @@ def naive(layer: MoE, x: torch.Tensor) -> torch.Tensor:
         scores = torch.sigmoid(logits) if moe.score_function == "sigmoid" else torch.softmax(logits, -1)
         wish = scores if layer.router.bias is None else scores + layer.router.bias
         size = moe.num_experts // moe.n_group
-        groups = sorted(
-            range(moe.n_group), key=lambda g: -wish[g * size : (g + 1) * size].sort().values[-2:].sum().item()
-        )
+        worth = [wish[g * size : (g + 1) * size].sort().values[-2:].sum().item() for g in range(moe.n_group)]
+        groups = sorted(range(moe.n_group), key=lambda g: -worth[g])
         able = [e for e in range(moe.num_experts) if e // size in groups[: moe.topk_group]]
         chosen = sorted(able, key=lambda e: -wish[e].item())[: moe.num_experts_per_tok]
         total = sum(scores[e] for e in chosen) if moe.norm_topk_prob else 1.0
@@ -194,11 +188,8 @@ def test_outputs_and_gradients(case):
     assert (fast - slow).abs().max() < 1e-6 * slow.abs().max()
     wanted = [p for p in layer.parameters() if p.requires_grad]
     weights = torch.randn(fast.shape, generator=torch.Generator().manual_seed(3))
-    for ours, theirs in zip(
-        torch.autograd.grad((fast * weights).sum(), [x, *wanted]),
-        torch.autograd.grad((slow * weights).sum(), [x, *wanted]),
-        strict=True,
-    ):
+    gradients = [torch.autograd.grad((out * weights).sum(), [x, *wanted]) for out in (fast, slow)]
+    for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max().item())
 
 

@@ -11,6 +11,7 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 12, "num
 MOE |= {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "expert_bias": True}
 SOFT_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 12, "score_function": "softmax"}
 SOFT_MOE |= {"norm_topk_prob": False}
+BLOCKS = {"qk_norm": True, "head_dim": 8, "block_length": 4}
 CASES: dict[str, dict] = {
     "dlm": {"model_type": "dlm", "qk_norm": True},
     "dlm-moe": {"model_type": "dlm", "moe": MOE, "o_bias": True},
@@ -19,15 +20,8 @@ CASES: dict[str, dict] = {
     "llada-gqa": {"model_type": "llada", "qkv_bias": True, "tie_word_embeddings": True},
     "llada_moe": {"model_type": "llada_moe", "qk_norm": True, "moe": SOFT_MOE},
     "Dream": {"model_type": "Dream", "qkv_bias": True, "rope_theta": 1e6},
-    "sdar": {"model_type": "sdar", "qk_norm": True, "head_dim": 8, "block_length": 4},
-    "llada2_moe": {
-        "model_type": "llada2_moe",
-        "qk_norm": True,
-        "head_dim": 8,
-        "rotary_dim": 4,
-        "block_length": 4,
-        "moe": MOE,
-    },
+    "sdar": {"model_type": "sdar", **BLOCKS},
+    "llada2_moe": {"model_type": "llada2_moe", **BLOCKS, "rotary_dim": 4, "moe": MOE},
     "Fast_dLLM_Qwen": {
         "model_type": "Fast_dLLM_Qwen",
         "qkv_bias": True,

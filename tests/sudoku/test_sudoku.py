@@ -164,9 +164,8 @@ def test_stream_samples(folder):
         ids, given = sample["input_ids"], sample["prompt_mask"]
         assert (ids.shape, ids.dtype, given.shape, given.dtype) == ((81,), np.int32, (81,), np.bool_)
     assert sudoku.follows_rules(np.stack([sample["input_ids"] for sample in samples])).all()
-    empty = np.array([(~sample["prompt_mask"]).sum() for sample in samples])
-    assert empty.min() == 20
-    assert empty.max() >= 53
+    empty = [(~sample["prompt_mask"]).sum() for sample in samples]
+    assert min(empty) == 20 and max(empty) >= 53
     for sample in samples[:30]:
         puzzle = np.where(sample["prompt_mask"], sample["input_ids"], 0).astype(np.int8)
         assert [found.tolist() for found in sudoku.solutions(puzzle)] == [sample["input_ids"].tolist()]
@@ -179,9 +178,7 @@ def test_stream_is_addressed_and_resumes(folder):
     second = stream(folder, seed=9)
     second.load_state_dict(first.state_dict())
     for want, got in zip(whole[250:], second, strict=False):
-        assert got["index"] == want["index"]
-        assert (got["input_ids"] == want["input_ids"]).all()
-        assert (got["prompt_mask"] == want["prompt_mask"]).all()
+        assert all(np.array_equal(got[name], want[name]) for name in ("index", "input_ids", "prompt_mask"))
     alone = stream(folder, seed=9).sample(299)
     assert (alone["input_ids"] == whole[299]["input_ids"]).all()
     assert any((stream(folder, seed=10).sample(0)["input_ids"] != whole[0]["input_ids"]).tolist())
@@ -200,20 +197,14 @@ def test_a_stream_searches_nothing_and_draws_by_the_block(folder, monkeypatch):
     monkeypatch.setattr(stream_of, "scramble", lambda rng, pairs: drawn.append(len(pairs)) or scramble(rng, pairs))
     for room in (puzzles, solver):
         monkeypatch.setattr(room, "search", None)  # to solve a puzzle takes a thousand times as long as to shuffle one
-    calls = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
     try:
-        for _ in itertools.islice(samples, 4 * stream_of.BLOCK):
-            pass
+        list(itertools.islice(samples, 4 * stream_of.BLOCK))
     finally:
         sys.setprofile(None)
     assert drawn == [stream_of.BLOCK] * 4
-    assert calls < 6 * 4 * stream_of.BLOCK  # Python functions a sample, what a block costs included
+    assert events.count("call") < 6 * 4 * stream_of.BLOCK  # Python functions a sample, what a block costs included
 
 
 def test_pool_grows_from_disk_and_survives_damage(tmp_path, monkeypatch):
@@ -257,9 +248,8 @@ def test_printed_grid_is_read_back():
     assert len({len(line) for line in marked.splitlines()}) == len({len(line) for line in plain.splitlines()}) == 1
     assert (sudoku.parse_puzzle(plain) == puzzle).all()
     assert (sudoku.parse_puzzle(marked) == answer).all()
-    tokens = sudoku.sudoku_tokenizer().encode(plain).ids
-    assert tokens == np.where(puzzle == 0, sudoku.MASK_ID, puzzle).tolist()
     masked = np.where(puzzle == 0, sudoku.MASK_ID, puzzle)
+    assert sudoku.sudoku_tokenizer().encode(plain).ids == masked.tolist()
     assert sudoku.grid_to_text(masked) == plain
     assert sudoku.grid_to_text(answer, puzzle > 0, color=True).startswith("\x1b[1m5\x1b[0m")
 

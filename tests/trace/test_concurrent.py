@@ -4,11 +4,9 @@ A second connection to a file is to SQLite what a second process is; so most of 
 """
 
 import sqlite3
-import threading
 
 import pytest
 
-from dlm.errors import UserError
 from dlm.trace import TraceStore, from_map, numbers, upkeep
 from dlm.trace.codec import digest
 from dlm.trace.connection import TABLES
@@ -272,50 +270,6 @@ def test_a_transaction_that_was_interrupted_takes_no_other_along_and_one_that_fa
             assert other.pieces("tok") is not None and len(other) == 3
         refused("", work, store, error=ZeroDivisionError)
         assert not store.database.sql.in_transaction and len(store) == 3
-
-
-def test_an_accepted_trace_cannot_be_cancelled(path):
-    with TraceStore(path) as store:
-        done = store.put(made("r0", 0, 0))
-        assert not done.cancel()
-        store.put(made("r1", 1, 0))
-        store.flush()
-        assert len(store) == 2
-
-
-@pytest.mark.parametrize("closes", [True, False])
-def test_a_put_waits_for_room_and_is_refused_where_the_store_closes_meanwhile(path, closes):
-    gate, errors = threading.Event(), []
-    store = TraceStore(path, queue_size=1)
-    settle = store._writer.dictionary
-
-    def slow(database):
-        gate.wait(10)
-        return settle(database)
-
-    store._writer.dictionary = slow
-    store.put(made("r0", 0, 0))
-    while store._writer.queue:
-        pass
-    store.put(made("r1", 1, 0))
-
-    def waits() -> None:
-        try:
-            store.put(made("r2", 2, 0))
-        except UserError as error:
-            errors.append(str(error))
-
-    waiting = threading.Thread(target=waits)
-    waiting.start()
-    while not store._writer.changed._waiters:  # it waits for room
-        pass
-    store._writer.closing = closes
-    gate.set()
-    waiting.join(10)
-    store.close()
-    assert errors == ["trace 'r2': the store is closed"] * closes
-    with TraceStore(path) as store:
-        assert [row.request_id for row in store.ls()] == ["r0", "r1", "r2"][: 3 - closes]
 
 
 @pytest.mark.parametrize("durability", ["trace", "group", "none"])

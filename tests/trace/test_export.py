@@ -1,5 +1,3 @@
-"""Traces as Parquet and back, and trajectories of others."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Recorders: a foreign loop in a few lines, batches, growing canvases, and what a recorder refuses."""
-
 import inspect
 
 import numpy as np
@@ -93,12 +91,8 @@ def test_positions_past_the_end_extend_the_canvas_with_masks():
     recorder.commit(1, np.array([5]), np.array([6]))
     recorder.commit(2, np.array([1]), np.array([7]), length=8)
     trace = recorder.trace()
-    assert [trace.state(k)[: trace.length_at(k)].tolist() for k in range(4)] == [
-        [1, 0, 0],
-        [1, 0, 5],
-        [1, 0, 5, 0, 0, 6],
-        [1, 7, 5, 0, 0, 6, 0, 0],
-    ]
+    states = [trace.state(k)[: trace.length_at(k)].tolist() for k in range(4)]
+    assert states == [[1, 0, 0], [1, 0, 5], [1, 0, 5, 0, 0, 6], [1, 7, 5, 0, 0, 6, 0, 0]]
 
 
 def test_events_tell_what_happened_in_order():

@@ -1,5 +1,3 @@
-"""The store: ids, finding, durability, housekeeping, and files that are none of ours."""
-
 import os
 import sqlite3
 import subprocess
@@ -19,20 +17,14 @@ from tests.refusals import refused
 from tests.trace.synthetic import run
 
 HOSTILE = [
-    "../../etc/passwd",
-    "a/b",
-    "a_b",
-    "'; DROP TABLE traces; --",
-    "%",
-    "_",
+    *["../../etc/passwd", "a/b", "a_b", "%", "_", "NULL", "A_B"],
     "",
     " ",
     "\x00",
     "a\x00b",
-    "\u202e\U0001f600é" * 1500,
-    "NULL",
-    "A_B",
+    "'; DROP TABLE traces; --",
 ]
+HOSTILE += ["\u202e\U0001f600é" * 1500]
 
 
 def trace(name: str, seed: int = 0, **options):

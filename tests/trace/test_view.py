@@ -50,12 +50,8 @@ def browse(html: str, states: np.ndarray, tmp_path, side: int = 0, width: int = 
     html = html.replace("<head>", f"<head>{failures}", 1)
     file.write_text(html.replace("</body>", expected + CHECK.replace("SIDE", str(side)) + "</body>"), "utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"--user-data-dir={tmp_path / 'profile'}"]
-    done = subprocess.run(
-        [BROWSER, *options, f"--window-size={width},800", "--virtual-time-budget=2000", file.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = [BROWSER, *options, f"--window-size={width},800", "--virtual-time-budget=2000", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert "FOUND" in done.stdout, done.stderr[-2000:]
     found = re.findall("FOUND(.*?)FOUND", done.stdout, re.S)[-1]
     return json.loads(found.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))

@@ -21,32 +21,17 @@ def corpus(folder: Path) -> dict[str, str]:
         data.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
         source = DataConfig(source="jsonl", paths=(str(data),))
         train_tokenizer(TokenizerConfig(output=str(folder / "tokenizer"), vocab_size=300, data=source))
-    return {
-        "data.source": "jsonl",
-        "data.paths": json.dumps([str(data)]),
-        "data.heldout_fraction": "0.1",
-        "train.tokenizer": str(folder / "tokenizer"),
-    }
+    source = {"data.source": "jsonl", "data.paths": json.dumps([str(data)]), "data.heldout_fraction": "0.1"}
+    return {**source, "train.tokenizer": str(folder / "tokenizer")}
 
 
 def config(folder: Path, out: str = "run", **overrides: str) -> TrainConfig:
     """A config of a few seconds; `overrides` use __ for dots."""
-    small = {
-        **corpus(folder),
-        "train.out": str(folder / out),
-        "train.steps": "8",
-        "train.batch_size": "4",
-        "train.length": "16",
-        "train.warmup_steps": "2",
-        "train.device": "cpu",
-        **({} if "trainable__kind" in overrides or overrides.get("train__init_from", "none") != "none" else SHAPE),
-        "optim.hidden.algorithm": "muon",
-        "eval.sequences": "4",
-        "eval.draws": "1",
-        "log.every": "1",
-        "log.progress": "false",
-        "checkpoint.every": "0",
-    }
+    small = {**corpus(folder), "train.out": str(folder / out), "train.steps": "8", "train.batch_size": "4"}
+    small |= {"train.length": "16", "train.warmup_steps": "2", "train.device": "cpu"}
+    small |= {} if "trainable__kind" in overrides or overrides.get("train__init_from", "none") != "none" else SHAPE
+    small |= {"optim.hidden.algorithm": "muon", "eval.sequences": "4", "eval.draws": "1", "log.every": "1"}
+    small |= {"log.progress": "false", "checkpoint.every": "0"}
     return load(TrainConfig, [], small | {key.replace("__", "."): value for key, value in overrides.items()})
 
 

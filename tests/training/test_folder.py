@@ -19,18 +19,8 @@ from dlm.models import weights
 from dlm.training import checkpoint, folder
 from dlm.training.loop import go, train
 from dlm.training.run import Run
-from tests.refusals import refused
+from tests.refusals import failing, refused
 from tests.training.runs import config, rows
-
-
-def failing(number: int, *names: object):
-    """A call that the system refuses."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number), *names)
-
-    return fail
-
 
 HOLDER = """
 import sys
@@ -100,9 +90,8 @@ def test_resuming_and_being_finished_are_said(tmp_path, capsys):
     written = (model.st_mtime_ns, model.st_ino)
     capsys.readouterr()
     again = train(config(tmp_path, **more))
-    assert capsys.readouterr().err == (
-        "already at step 4 of 4: nothing to do; set train.resume = false to train it again or give another train.out\n"
-    )
+    done = "already at step 4 of 4: nothing to do; set train.resume = false to train it again or give another train.out"
+    assert capsys.readouterr().err == done + "\n"
     assert (again.steps, again.losses, again.bound) == (4, [], straight.bound)
     after = (tmp_path / "run" / "model.safetensors").stat()
     assert (after.st_mtime_ns, after.st_ino) == written and len([r for r in rows(tmp_path / "run") if "loss" in r]) == 4
@@ -121,9 +110,8 @@ def test_a_finished_run_that_may_be_extended_says_how(tmp_path, capsys):
     more = {"train__schedule": "constant", "checkpoint__every": "2", "eval__sequences": "0"}
     train(config(tmp_path, train__steps="2", **more))
     train(config(tmp_path, train__steps="2", **more))
-    assert (
-        "already at step 2 of 2: nothing to do; raise train.steps or give another train.out" in capsys.readouterr().err
-    )
+    done = "already at step 2 of 2: nothing to do; raise train.steps or give another train.out"
+    assert done in capsys.readouterr().err
     assert len(train(config(tmp_path, train__steps="4", **more)).losses) == 2
     assert f"resuming from step 2 of {tmp_path / 'run'}\n" in capsys.readouterr().err
 

@@ -139,9 +139,7 @@ def test_a_document_costs_packed_what_it_costs_alone(masking, fields):
         for i, document in enumerate(DOCUMENTS):
             rows = slice(start, start + len(document))
             canvas, targets = view.input_ids[:, rows], view.targets[:, rows]
-            before = int(
-                opens and i > 0 and masking != "causal"
-            )  # the end-of-text that a shifted network predicts from
+            before = int(opens and i > 0 and masking != "causal")  # the end-of-text that a shifted one predicts from
             if before:  # as it is shown: masked or not
                 canvas = view.input_ids[:, start - 1 : rows.stop]
                 targets = view.targets[:, start - 1 : rows.stop]

@@ -1,5 +1,3 @@
-"""Ranges, traces and snapshots: what was asked for is in the files, and nothing is made when nothing was."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Sections of a training config: what follows from what, and what is refused before anything is read."""
-
 import os
 
 import pytest

@@ -48,9 +48,8 @@ def test_gradient_norms_are_those_of_the_optimisers_groups(tmp_path):
     run.network.embed.weight.grad = torch.full_like(run.network.embed.weight, 2.0)
     run.network.norm.weight.grad = torch.tensor([3.0] + [0.0] * 15)
     run.network.layers[0].attn_norm.weight.grad = torch.tensor([4.0] + [0.0] * 15)
-    assert gradient_norms(run.model) == pytest.approx(
-        {"embed": 2 * run.network.embed.weight.numel() ** 0.5, "scalar": 5.0}
-    )
+    norms = {"embed": 2 * run.network.embed.weight.numel() ** 0.5, "scalar": 5.0}
+    assert gradient_norms(run.model) == pytest.approx(norms)
 
 
 @pytest.mark.parametrize("masking", MASKED)

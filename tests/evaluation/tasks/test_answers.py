@@ -261,23 +261,7 @@ def test_squad_normalisation_and_f1():
 
 
 def test_every_grader_survives_noise():
-    noise = [
-        "\\boxed{" * 50,
-        "{" * 300,
-        "$" * 99,
-        "####",
-        "answer is",
-        "\\frac{",
-        "(((",
-        "\x00",
-        "²",
-        "%",
-        "-",
-        "=",
-        "|",
-        "_",
-        "\\",
-    ]
+    noise = ["\\boxed{" * 50, "{" * 300, "$" * 99, "####", "answer is", "\\frac{", "(((", "\x00", *"²%-=|_\\"]
     for name in TASKS:
         for text in noise:
             assert not graded(text, "7", name, "abcdefgh").correct

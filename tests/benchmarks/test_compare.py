@@ -14,16 +14,12 @@ import dlm
 from dlm.training.loop import train
 from tests.training.runs import config
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "compare.py"
 ALONE = {"train.out", "train.init_from", "train.lr", "data", "objective", "align"}
 
 
-@pytest.fixture(scope="module")
-def compare():
-    spec = importlib.util.spec_from_file_location("benchmark_compare", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def compare(script):
+    return script("compare")
 
 
 def test_rows_differ_in_what_they_are_about_alone(compare):
