@@ -242,9 +242,6 @@ def test_fields_walk_sections_and_lists():
     assert type_name(found["length"].annotation) == 'an integer or "auto"'
 
 
-# --- Round trip ----------------------------------------------------------------------------------------------------
-
-
 def values(annotation: Any) -> st.SearchStrategy:
     """Anything of this type; constraints are left to the class, which refuses."""
     return st.one_of([_values(member) for member in members(annotation)])

@@ -1,5 +1,3 @@
-"""benchmarks/models.py from end to end, on models that are tiny."""
-
 import json
 from pathlib import Path
 from types import ModuleType
@@ -9,8 +7,10 @@ import pytest
 
 from dlm.data.config import DataConfig
 from dlm.evaluation.filling import Filling
-from tests.evaluation.knowing import SHAPE
+from dlm.models import LM, Transformer
+from tests.evaluation.knowing import SHAPE, sudoku_lm
 from tests.evaluation.test_card import run_folder
+from tests.inference.tiny import text_lm
 
 
 @pytest.fixture
@@ -20,10 +20,6 @@ def models(script) -> ModuleType:
 
 def saved(folder: Path, kind: str) -> str:
     import torch
-
-    from dlm.models import LM, Transformer
-    from tests.evaluation.knowing import sudoku_lm
-    from tests.inference.tiny import text_lm
 
     lm = sudoku_lm([]) if kind == "sudoku" else text_lm(model_type="dlm", mask_in_softmax=False, **SHAPE)
     network = Transformer(lm.config)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import dlm
 from dlm.cli.export import main
-from dlm.models import load, portable
+from dlm.models import adapters, load, portable
 
 from ..models import tiny
 
@@ -37,7 +38,6 @@ def test_another_family_dtype_and_shards(tmp_path, capsys):
 
 def test_an_adapter_is_merged(tmp_path):
     pytest.importorskip("peft")
-    from dlm.models import adapters
 
     lm, ids = tiny.model("dlm"), tiny.tokens()
     lm.save(tmp_path / "base")
@@ -55,8 +55,6 @@ def test_an_adapter_is_merged(tmp_path):
 
 
 def test_targets_are_checked_before_the_model_is_read(tmp_path, monkeypatch, capsys):
-    import dlm
-
     tiny.model("dlm").save(tmp_path / "in")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("")
@@ -68,7 +66,5 @@ def test_targets_are_checked_before_the_model_is_read(tmp_path, monkeypatch, cap
 
 
 def test_version(capsys):
-    import dlm
-
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{dlm.__version__}\n"

@@ -1,5 +1,3 @@
-"""Ctrl-C during a decode: the text so far stays, whole results are kept, the status is 130."""
-
 import io
 import json
 import os

@@ -8,11 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dlm.cli import streams
+import dlm
+from dlm.atomic import write_text
+from dlm.cli import infer as command_line
+from dlm.cli import show, streams
+from dlm.errors import UserError
+from tests.cli import fake
 from tests.cli.test_infer import lines
 from tests.refusals import refused
+from tests.trace.synthetic import run
 
 FAKE = """
 import sys
@@ -100,7 +107,6 @@ def test_errors_of_writing_are_told_apart_from_mistakes_in_the_program(number, m
 def test_results_written_before_the_disk_was_full_stay(command, monkeypatch, tmp_path):
     path = tmp_path / "o.jsonl"
     argv = ("--prompt", "a", "--prompt", "b", "--batch_size", "1", "--output", str(path))
-    from dlm.cli import show
 
     written = []
     write = show.Printer._write
@@ -150,10 +156,6 @@ def test_jobs_with_an_id_that_is_taken_are_refused_before_the_model_is_loaded(co
     twice = '{"prompt": "b", "request_id": "y", "sampler": {"num_samples": 2, "temperature": 1}}'
     rows.write_text('{"prompt": "a", "request_id": "x"}\n' + twice + "\n")
     store = ("--trace", "--trace.store", str(tmp_path / "t.db"))
-    import numpy as np
-
-    import dlm
-    from tests.trace.synthetic import run
 
     with dlm.TraceStore(tmp_path / "t.db") as traces:
         traces.put(run(np.random.default_rng(0), 6, 2, name="y/1").trace)
@@ -164,9 +166,6 @@ def test_jobs_with_an_id_that_is_taken_are_refused_before_the_model_is_loaded(co
 
 
 def test_an_error_of_decoding_names_the_line(command, monkeypatch, tmp_path):
-    from dlm.errors import UserError
-    from tests.cli import fake
-
     def refusing(lm, prompts, *more, **named):
         for i, prompt in enumerate(prompts):
             if prompt == "bad":
@@ -185,8 +184,6 @@ def test_an_error_of_decoding_names_the_line(command, monkeypatch, tmp_path):
 
 
 def test_a_device_is_written_to_and_not_replaced(tmp_path):
-    from dlm.atomic import write_text
-
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     write_text(tmp_path / "pipe", "text")
@@ -198,8 +195,6 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path):
 
 
 def test_a_closed_standard_input(command, monkeypatch, capsys):
-    from dlm.cli import infer as command_line
-
     monkeypatch.setattr(sys, "stdin", None)
     for argv in (["--prompt-file", "-"], ["--input", "-"], ["--chat"]):
         assert command_line.main(argv) == 2

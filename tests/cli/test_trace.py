@@ -1,4 +1,6 @@
 import json
+import sqlite3
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -67,8 +69,6 @@ def test_housekeeping(command):
 
 
 def test_times_say_what_they_are(command):
-    from datetime import UTC, datetime
-
     now = datetime.now(UTC)
     stats = json.loads(command("stats", "--json")[1])
     rows = [json.loads(line) for line in command("ls", "--json")[1].splitlines()]
@@ -98,8 +98,6 @@ def test_fsck_does_not_send_one_to_fsck(command, tmp_path):
 
 
 def test_damage_is_exit_status_one(command, tmp_path):
-    import sqlite3
-
     direct = sqlite3.connect(tmp_path / "t.db")
     with direct:
         direct.execute("UPDATE traces SET record = x'00' WHERE id = 'first'")

@@ -1,5 +1,3 @@
-"""Rendering conversations and marking their answers, against masks written by hand."""
-
 import json
 import threading
 

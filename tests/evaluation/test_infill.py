@@ -108,14 +108,9 @@ def test_a_model_that_knows_gets_what_it_knows(batch_size):
     assert (oracle.true_parses, oracle.blank_parses) == (Rate(3, 3), Rate(0, 3))
     assert oracle.tpf == 1.0
     longer = [t.filled(written[t.line] + "\n#######"[: -len(t.line) % 8]) for t in tasks]
-    given = evaluate_infill(
-        text_lm([ids(t) for t in longer]),
-        tasks,
-        hole="given",
-        decoding=Filling(rule="threshold", options={"threshold": 0.9}),
-        length=64,
-        batch_size=batch_size,
-    )
+    sure = Filling(rule="threshold", options={"threshold": 0.9})
+    how = {"hole": "given", "length": 64, "batch_size": batch_size}
+    given = evaluate_infill(text_lm([ids(t) for t in longer]), tasks, decoding=sure, **how)
     assert [g.answer for g in given.grades] == list(written.values())
     assert (given.exact, given.parses) == (Rate(1, 3), Rate(2, 3))
     assert given.hole_tokens == pytest.approx(40 / 3)

@@ -1,6 +1,7 @@
 """Who may touch an engine: calls from any thread and task, streams of single requests, errors and Ctrl-C in a step."""
 
 import asyncio
+import signal
 import threading
 import time
 
@@ -197,8 +198,6 @@ def test_what_fails_in_generate_does_not_stay_under_way():
 
 
 def test_a_signal_waits_for_the_end_of_the_step():
-    import signal
-
     lm = tiny_lm()
     alone = dlm.generate(lm, prompts(2), **LONG)
     engine = dlm.Engine(lm, on_step=lambda event: event.step == 3 and signal.raise_signal(signal.SIGINT))

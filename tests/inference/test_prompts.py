@@ -1,5 +1,3 @@
-"""Prompts, holes and conversations, as text and as ids, and what is said of bad ones."""
-
 import dataclasses
 
 import numpy as np

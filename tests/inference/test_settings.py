@@ -118,32 +118,20 @@ BAD = [
     ({"request_ids": ["a", "b"]}, ["2 request_ids for 1 prompts"]),
     ({"batch_size": 0}, ["batch_size = 0"]),
     # read by nothing that was chosen
-    (
-        {"threshold": 0.01},
-        ["threshold = 0.01 is only read by the rules threshold, hierarchical, credit", '"low_confidence"'],
-    ),
-    (
-        {"threshold": 0.9, "rule": "margin"},
-        ["threshold = 0.9 is only read by", 'rule = "margin"', "leave threshold out"],
-    ),
+    ({"threshold": 0.01}, ["threshold = 0.01 is only read by the rules threshold, hierarchical, credit", '"low_confidence"']),
+    ({"threshold": 0.9, "rule": "margin"}, ["threshold = 0.9 is only read by", 'rule = "margin"', "leave threshold out"]),
     ({"factor": 9}, ["factor = 9 is only read by the rule factor,"]),
     ({"tau_low": 0.4, "rule": "threshold"}, ["tau_low = 0.4 is only read by the rule hierarchical"]),
     ({"gamma": 0.4}, ["gamma = 0.4 is only read by the rule entropy_bound"]),
     ({"entropy_threshold": 0.4}, ["entropy_threshold = 0.4 is only read by the rule entropy_threshold"]),
-    (
-        {"threshold": 0.3, "rule": Threshold(threshold=0.4)},
-        ["threshold = 0.3 stands beside rule = Threshold(threshold=0.4)"],
-    ),
+    ({"threshold": 0.3, "rule": Threshold(threshold=0.4)}, ["threshold = 0.3 stands beside rule = Threshold(threshold=0.4)"]),
     ({"num_samples": 3}, ["num_samples = 3 is only read with a temperature above 0", "temperature = 0"]),
     ({"top_k": 5}, ["top_k = 5 is only read with a temperature above 0"]),
     ({"top_p": 0.5}, ["top_p = 0.5 is only read with a temperature above 0"]),
     ({"max_gen_length": 64}, ['max_gen_length = 64 is only read with gen_length = "auto", and gen_length = 128']),
     ({"max_active_blocks": 2}, ['max_active_blocks = 2 is only read by strategy = "multi_block"']),
     ({"block_add": 0.5}, ['block_add = 0.5 is only read by strategy = "multi_block"']),
-    (
-        {"max_post_edit_steps": 2},
-        ["max_post_edit_steps = 2 is only read with edit_threshold, and edit_threshold is not set"],
-    ),
+    ({"max_post_edit_steps": 2}, ["max_post_edit_steps = 2 is only read with edit_threshold, and edit_threshold is not set"]),
     ({"refresh_interval": 2}, ['refresh_interval = 2 is only read by cache = "prefix" and "dual", and cache = "none"']),
     ({"cache_delay": 2, "cache": "dual"}, ["cache_delay = 2", "with refresh_interval"]),
     ({"memory_fraction": 0.5}, ["memory_fraction = 0.5 is only read by a dlm.Engine"]),
@@ -157,7 +145,7 @@ BAD = [
     ({"n": 2}, ['unknown key "n"; here it is "num_samples"']),
     ({"strategy": "multi-block"}, ["strategy = 'multi-block'", 'did you mean "multi_block"?']),
     ({"cach": "dual"}, ['unknown key "cach"; did you mean "cache"?']),
-]
+]  # fmt: skip
 
 
 def test_values_by_position_are_asked_for_by_name():

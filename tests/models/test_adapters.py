@@ -10,7 +10,7 @@ import torch
 
 import dlm
 from dlm.errors import UserError
-from dlm.models import LM, ModelConfig, Transformer, adapters
+from dlm.models import LM, ModelConfig, Transformer, adapters, loading
 from dlm.models.packing import pack
 from dlm.models.quantise import is_quantised, quantise, require, shapes
 from tests.refusals import refused
@@ -192,8 +192,6 @@ def test_a_validation_changes_no_gradient_of_the_training_after_it(cpu_kind):
 @needs_bitsandbytes
 def test_the_shapes_of_a_network_are_tried_before_its_weights_are_read(tmp_path, monkeypatch):
     import bitsandbytes
-
-    from dlm.models import loading
 
     def fail(self, x):
         assert self.out_features % 32 == 0, "N must be divisible by block_n"

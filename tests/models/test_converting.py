@@ -1,5 +1,3 @@
-"""A causal checkpoint made a diffusion model: its mask token, its weights, and the way back."""
-
 import json
 
 import pytest

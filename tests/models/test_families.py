@@ -102,12 +102,8 @@ SIZES = [
     (LLADA_8B, 8_015_581_184),
     (DREAM_7B, whole_size(152064, 3584, 28, attention_size(3584, 28, 4, 128) + (28 + 8) * 128 + 3 * 3584 * 18944)),
     (SDAR_4B, whole_size(151936, 2560, 36, attention_size(2560, 32, 8, 128) + 2 * 128 + 3 * 2560 * 9728)),
-    (
-        LLADA2_MINI,
-        whole_size(157184, 2048, 20, attention_size(2048, 16, 4, 128) + 2 * 128)
-        + (3 * 2048 * 5120 + 19 * (3 * 2048 * 512 * (256 + 1) + 256 * 2048)),
-    ),
-]
+    (LLADA2_MINI, whole_size(157184, 2048, 20, attention_size(2048, 16, 4, 128) + 2 * 128) + (3 * 2048 * 5120 + 19 * (3 * 2048 * 512 * (256 + 1) + 256 * 2048))),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("hub", "size"), SIZES, ids=[hub["model_type"] for hub, _ in SIZES])

@@ -11,6 +11,7 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 12, "num
 MOE |= {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "expert_bias": True}
 SOFT_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 12, "score_function": "softmax"}
 SOFT_MOE |= {"norm_topk_prob": False}
+TIED = {"qkv_bias": True, "tie_word_embeddings": True}
 BLOCKS = {"qk_norm": True, "head_dim": 8, "block_length": 4}
 CASES: dict[str, dict] = {
     "dlm": {"model_type": "dlm", "qk_norm": True},
@@ -22,12 +23,7 @@ CASES: dict[str, dict] = {
     "Dream": {"model_type": "Dream", "qkv_bias": True, "rope_theta": 1e6},
     "sdar": {"model_type": "sdar", **BLOCKS},
     "llada2_moe": {"model_type": "llada2_moe", **BLOCKS, "rotary_dim": 4, "moe": MOE},
-    "Fast_dLLM_Qwen": {
-        "model_type": "Fast_dLLM_Qwen",
-        "qkv_bias": True,
-        "tie_word_embeddings": True,
-        "block_length": 4,
-    },
+    "Fast_dLLM_Qwen": {"model_type": "Fast_dLLM_Qwen", **TIED, "block_length": 4},
     "qwen2": {"model_type": "qwen2", "qkv_bias": True},
     "qwen3": {"model_type": "qwen3", "qk_norm": True, "head_dim": 8, "tie_word_embeddings": True},
     "llama": {"model_type": "llama", "qkv_bias": True, "o_bias": True, "mlp_bias": True},

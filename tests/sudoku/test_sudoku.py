@@ -1,5 +1,3 @@
-"""Sudoku: uniqueness against an independent solver, symmetries, splits, streams, tokens and text."""
-
 import itertools
 import sys
 from pathlib import Path

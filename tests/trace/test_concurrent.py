@@ -1,7 +1,4 @@
-"""What other processes do to a store at the same moment: nothing acknowledged is lost, nothing is mixed up, nothing comes back.
-
-A second connection to a file is to SQLite what a second process is; so most of this happens in one process, at a known moment.
-"""
+"""What other processes do to a store at the same moment: a second connection is to SQLite what a second process is."""
 
 import sqlite3
 

@@ -16,15 +16,8 @@ from dlm.trace.times import iso, moment, seconds, ticks
 from tests.refusals import refused
 from tests.trace.synthetic import run
 
-HOSTILE = [
-    *["../../etc/passwd", "a/b", "a_b", "%", "_", "NULL", "A_B"],
-    "",
-    " ",
-    "\x00",
-    "a\x00b",
-    "'; DROP TABLE traces; --",
-]
-HOSTILE += ["\u202e\U0001f600é" * 1500]
+HOSTILE = [*["../../etc/passwd", "a/b", "a_b", "%", "_", "NULL", "A_B"], "", " ", "\x00", "a\x00b"]
+HOSTILE += ["'; DROP TABLE traces; --", "\u202e\U0001f600é" * 1500]
 
 
 def trace(name: str, seed: int = 0, **options):

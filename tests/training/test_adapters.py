@@ -6,6 +6,7 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.models.adapters import is_adapted
+from dlm.training import language
 from dlm.training.loop import train
 from dlm.training.run import Run
 from tests.models.test_adapters import needs_bitsandbytes
@@ -89,8 +90,6 @@ def test_impossible_adapters_say_so_before_work(tmp_path, base):
 @needs_bitsandbytes
 def test_shapes_that_cannot_be_quantised_are_named_before_anything_is_loaded(tmp_path, monkeypatch):
     import bitsandbytes
-
-    from dlm.training import language
 
     def fail(self, x):
         assert self.out_features % 32 == 0, "rows must be divisible by 32"

@@ -179,9 +179,6 @@ def test_the_weight_follows_its_schedule(decay, weights):
         assert term.weight(0.25) == pytest.approx(1 + 3 * (1 + math.cos(math.pi / 4)) / 2)
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_aligns_and_saves_a_diffusion_model_without_its_teacher(base):
     run = Run(aligned(base, "plain", train__ema="0.9"))
     assert {name for name, _ in run.objective.named_modules() if "align" in name} == set()
