@@ -65,7 +65,7 @@ def test_tables_in_markdown(tmp_path):
 
 def test_a_folder_in_place_of_the_file(tmp_path):
     (tmp_path / "b.json").mkdir()
-    refused("cannot be written", report(tmp_path).add, Finding(values={}))
+    refused("cannot be written", report, tmp_path)
 
 
 def test_nothing_is_drawn_unasked(tmp_path):

@@ -256,7 +256,7 @@ def test_a_transaction_that_was_interrupted_takes_no_other_along_and_one_that_fa
     def work(store: TraceStore) -> None:
         with store.database.transaction():
             store.database.sql.execute("DELETE FROM traces")
-            raise ZeroDivisionError
+            raise ZeroDivisionError("by nothing")
 
     with TraceStore(path) as store:
         fill(store, 0, 3)
@@ -265,7 +265,7 @@ def test_a_transaction_that_was_interrupted_takes_no_other_along_and_one_that_fa
         store.add_pieces("tok", PIECES)
         with TraceReader(path) as other:
             assert other.pieces("tok") is not None and len(other) == 3
-        refused("", work, store, error=ZeroDivisionError)
+        refused("by nothing", work, store, error=ZeroDivisionError)
         assert not store.database.sql.in_transaction and len(store) == 3
 
 

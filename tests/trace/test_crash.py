@@ -131,7 +131,7 @@ def test_a_limit_on_files_is_told_too(tmp_path):
 
 
 def test_an_accepted_trace_cannot_be_cancelled(tmp_path):
-    with TraceStore(tmp_path) as store:
+    with TraceStore(tmp_path / "t.db") as store:
         done = store.put(made("r0", 0, 0))
         assert not done.cancel()
         store.put(made("r1", 1, 0))
@@ -170,5 +170,5 @@ def test_a_put_waits_for_room_and_is_refused_where_the_store_closes_meanwhile(tm
     waiting.join(10)
     store.close()
     assert errors == ["trace 'r2': the store is closed"] * closes
-    with TraceStore(tmp_path) as store:
+    with TraceStore(tmp_path / "t.db") as store:
         assert [row.request_id for row in store.ls()] == ["r0", "r1", "r2"][: 3 - closes]
