@@ -1,5 +1,3 @@
-"""The two ways of answering, compared; with an engine that says what it is told to, and with the real one."""
-
 import json
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""Values that nobody means, for every option there is: each ends in one line, none in a traceback."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Standard input and output that are broken, full or not UTF-8: a word about it, no traceback."""
-
 import errno
 import json
 import os

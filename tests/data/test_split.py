@@ -1,5 +1,3 @@
-"""What is held out: by hash as ever and, of few documents, at least one; never a text on both sides."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Streamed datasets: every row once an epoch, in an order of the seed's, and clear words when there is nothing."""
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Traces as samples: the same from a store, its export and foreign JSON lines; what does not fit is refused."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Sameness of expressions: against Python's own arithmetic, in threads, without the extra, and past the time it may take."""
-
 import importlib.util
 import time
 from concurrent.futures import ThreadPoolExecutor

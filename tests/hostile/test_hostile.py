@@ -1,5 +1,3 @@
-"""Every hostile input ends in a UserError, in a process that has a gigabyte to spend and no patience."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Requests longer than the model's context, and numbers that no machine could serve: refused, each with its reason."""
-
 import json
 from importlib.resources import files
 

@@ -1,5 +1,3 @@
-"""The life of requests in an engine: pages, streams, cancellation, errors."""
-
 import asyncio
 import random
 

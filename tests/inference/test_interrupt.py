@@ -1,4 +1,4 @@
-"""Ctrl-C while requests are under way: what was decided is handed over, and nothing half-done stays behind."""
+import signal
 
 import pytest
 
@@ -9,6 +9,7 @@ from tests.inference.tiny import MASK, text_lm, tiny_lm
 from tests.refusals import refused
 
 from . import interrupts
+from .requests import prompts
 from .stress import Stress
 
 
@@ -99,3 +100,21 @@ def test_an_interrupt_at_any_line_leaves_an_engine_that_goes_on():
     counted = interrupts.run(40, seed=2)
     assert counted["interrupted"] > 20
     assert not any(counted[kind] for kind in ("wrong", "stuck", "lost", "leak"))
+
+
+def test_a_signal_waits_for_the_end_of_the_step():
+    lm, slowly = tiny_lm(), {"gen_length": 24, "block_length": 4, "steps": 24}
+    alone = dlm.generate(lm, prompts(2), **slowly)
+    engine = dlm.Engine(lm, on_step=lambda event: event.step == 3 and signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        names = [engine.add_request(prompt, **slowly) for prompt in prompts(2)]
+        events = []
+        with pytest.raises(KeyboardInterrupt):
+            events.extend(engine.stream())
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        events += engine.stream()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    results = {event.request_id: event.result.tokens for event in events if event.result is not None}
+    assert results == {name: result.tokens for name, result in zip(names, alone, strict=True)}

@@ -1,5 +1,3 @@
-"""Holes of unknown length: which one is chosen, what that costs, and that it is nobody else's business."""
-
 import numpy as np
 import pytest
 import torch

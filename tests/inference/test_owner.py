@@ -1,7 +1,4 @@
-"""Who may touch an engine: calls from any thread and task, streams of single requests, errors and Ctrl-C in a step."""
-
 import asyncio
-import signal
 import threading
 import time
 
@@ -196,24 +193,6 @@ def test_what_fails_in_generate_does_not_stay_under_way():
     engine = dlm.Engine(tiny_lm(), on_step=on_step)
     refused("no", engine.generate, prompts(3), gen_length=4, error=ValueError)
     assert not engine.has_work and engine.stats().pages_used == 0
-
-
-def test_a_signal_waits_for_the_end_of_the_step():
-    lm = tiny_lm()
-    alone = dlm.generate(lm, prompts(2), **LONG)
-    engine = dlm.Engine(lm, on_step=lambda event: event.step == 3 and signal.raise_signal(signal.SIGINT))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        names = [engine.add_request(prompt, **LONG) for prompt in prompts(2)]
-        events = []
-        with pytest.raises(KeyboardInterrupt):
-            events.extend(engine.stream())
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        events += engine.stream()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    results = {event.request_id: event.result.tokens for event in events if event.result is not None}
-    assert results == {name: result.tokens for name, result in zip(names, alone, strict=True)}
 
 
 def test_a_closed_engine_ends_its_requests_and_takes_no_further_one():

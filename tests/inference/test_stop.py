@@ -1,5 +1,3 @@
-"""Stop strings: where a text ends, what of it is shown meanwhile, and what is held for it."""
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Compiled kernels that are kept: whole, the user's own, or not taken; and compilers of every kind of brokenness."""
-
 import os
 import select
 import shutil

@@ -1,5 +1,3 @@
-"""How many threads the C kernels use: fewer where other processes keep the cores busy, unless the user chose."""
-
 import os
 import subprocess
 import sys

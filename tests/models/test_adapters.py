@@ -1,5 +1,3 @@
-"""LoRA against its formula, alone in a folder, merged and beside packed or quantised weights."""
-
 import importlib.util
 import json
 import subprocess

@@ -1,5 +1,3 @@
-"""Folders that transformers alone reads: the modelling code that goes along with a checkpoint of family `dlm`."""
-
 import ast
 import inspect
 import json

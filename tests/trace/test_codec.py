@@ -1,5 +1,3 @@
-"""Records: what goes in comes out, step by step; what was altered does not come out at all."""
-
 import sys
 import tracemalloc
 from collections.abc import Iterator

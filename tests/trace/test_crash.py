@@ -1,5 +1,3 @@
-"""What is acknowledged stays: processes killed at any moment, disks that fill up."""
-
 import os
 import random
 import signal

@@ -1,5 +1,3 @@
-"""Files that rot: whatever is done with one ends, and says the truth or that it is damaged."""
-
 import sqlite3
 from collections.abc import Iterator
 from itertools import islice

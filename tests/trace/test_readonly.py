@@ -1,5 +1,3 @@
-"""Who may not write a store can read it, whatever its owner does meanwhile, and leaves nothing beside it."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""LoRA and QLoRA runs: what trains, what is saved, what resumes, and what the folder decodes to."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""The run folder: one run at a time, nothing that a killed one leaves behind blocks, and a finished run says so."""
-
 import errno
 import json
 import os

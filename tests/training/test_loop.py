@@ -1,5 +1,3 @@
-"""A run end to end: it learns, its folder loads, and what must not matter does not."""
-
 import json
 import shutil
 from pathlib import Path

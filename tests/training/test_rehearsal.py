@@ -1,5 +1,3 @@
-"""Replay: which rows come again, how often, and that nothing of it depends on where a run was stopped."""
-
 from collections import Counter
 from itertools import islice
 

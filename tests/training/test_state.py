@@ -1,5 +1,3 @@
-"""What a checkpoint holds: plain data exactly, tensors in parts that any number of processes read, and no pickle."""
-
 import builtins
 import json
 import math

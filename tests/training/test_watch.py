@@ -1,5 +1,3 @@
-"""Looks at a run: right numbers, no influence on the run, pictures where they belong, and epochs."""
-
 import importlib.util
 import json
 import sys
