@@ -237,7 +237,7 @@ def test_another_teacher_does_not_take_over_a_run(base, tmp_path):
     ],
 )
 def test_impossible_alignments_say_so_before_work(base, overrides, message):
-    refused(message, Run, aligned(base, "refused", **overrides))
+    refused(message, lambda: Run(aligned(base, "refused", **overrides)))
 
 
 def test_unfit_teachers_are_refused(base, tmp_path):

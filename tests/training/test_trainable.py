@@ -68,7 +68,7 @@ def test_the_command_trains_it_and_optimiser_groups_are_the_models(tmp_path, cap
     ],
 )
 def test_settings_it_does_not_have_are_refused(tmp_path, overrides, message):
-    refused(message, Run, config(tmp_path, **{**OWN, **overrides}))
+    refused(message, lambda: Run(config(tmp_path, **{**OWN, **overrides})))
 
 
 class SpanMasking(RandomMasking):
