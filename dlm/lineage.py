@@ -36,9 +36,8 @@ def settings_of(trace: Trace) -> dict[str, Any]:
     """The sampler's settings that a trace was recorded with, its seed among them."""
     sampler = trace.context.get("sampler")
     if not isinstance(sampler, dict) or trace.context.get("kind") not in ("generate", "infill"):
-        raise UserError(
-            f"trace {trace.request_id[:60]!r} does not say how it was sampled: only what the engine recorded can be run again"
-        )
+        name = f"trace {trace.request_id[:60]!r}"
+        raise UserError(f"{name} does not say how it was sampled: only what the engine recorded can be run again")
     known = {key: value for key, value in sampler.items() if key in SamplerConfig.model_fields}
     return {**known, "seed": trace.own.get("seed", 0)}
 

@@ -60,13 +60,10 @@ def render(
     if len(template) > MOST_CHARACTERS:
         raise UserError(f"{source} has {len(template):,} characters; the limit is {MOST_CHARACTERS:,}")
     try:
-        return jinja.render(
-            template, {**(names or {}), "messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        )
+        given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        return jinja.render(template, {**(names or {}), **given})
     except RecursionError as error:
-        raise UserError(
-            f"{source} cannot render this conversation: it is nested too deeply, or calls itself"
-        ) from error
+        raise UserError(f"{source} cannot render this conversation: it is nested too deeply or calls itself") from error
     except jinja.FAILURES as error:
         number = getattr(error, "lineno", None)
         line = f" (line {number})" if isinstance(number, int) else ""

@@ -54,9 +54,7 @@ class BatchLoader:
         keep_partial: bool = False,
     ) -> None:
         if batch_size < 1 or batch_size % world_size:
-            raise UserError(
-                f"batch_size = {batch_size} does not divide among {world_size} processes: use a multiple of it"
-            )
+            raise UserError(f"batch_size = {batch_size} does not divide among {world_size} processes: use a multiple")
         if not 0 <= rank < world_size:
             raise UserError(f"rank = {rank} is not in 0..{world_size - 1}")
         if keep_partial and world_size > 1:

@@ -91,7 +91,7 @@ def _texts(config: DataConfig, split: str) -> Iterator[_Text]:
         except UnicodeDecodeError as error:
             line = path.read_bytes()[: error.start].count(b"\n") + 1
             raise UserError(
-                f"{path}:{line}: not UTF-8 ({error.reason}); convert the file, or leave it out of data.{field}"
+                f"{path}:{line}: not UTF-8 ({error.reason}); convert it, or drop it from data.{field}"
             ) from error
         yield from (_Text(part, path, number) for number, part in _parts(text, config.document) if part.strip())
 

@@ -89,7 +89,7 @@ def _write_split(job: _Job, folder: Path, split: str) -> list[dict[str, Any]]:
         saved = json.loads(progress.read_text("utf-8"))
         if saved["request"] != asked:
             raise UserError(
-                f"{folder} holds half-written shards of another tokenizer, length or [data]: give an empty folder"
+                f"{folder} has half-written shards of another tokenizer, length or [data]: give an empty one"
             )
         shards = saved["shards"]
         stream.load_state_dict(saved["state"])

@@ -50,7 +50,7 @@ def _explained(what: str) -> Iterator[None]:
         raise
     except ConnectionError as error:
         raise UserError(
-            f"{what} cannot be reached and is not in the local cache: {error}. Go online once, or point data.paths at local files"
+            f"{what} is out of reach and not in the local cache: {error}. Go online once, or give local files in data.paths"
         ) from error
     except (OSError, ValueError, DatasetsError) as error:
         raise UserError(f"{what} cannot be read: {error}") from error
@@ -62,7 +62,7 @@ def _data_files(config: DataConfig, split: str) -> list[str] | None:
         return None
     if config.dataset not in BUILDERS:
         raise UserError(
-            f'data.{field} = {list(paths)} needs data.dataset = json, text or parquet, not "{config.dataset}"'
+            f'data.{field} = {list(paths)} needs data.dataset json, text or parquet, not "{config.dataset}"'
         )
     return [str(p) for p in find_files(paths, BUILDERS[config.dataset], field)]
 
@@ -213,9 +213,8 @@ class DatasetStream:
         drawn = self.buffer.next()
         if drawn is None:
             if self.documents == 0:
-                room = (
-                    f" with an answer in its first {self.packer.length} tokens" if self.config.source == "chat" else ""
-                )
+                chat = self.config.source == "chat"
+                room = f" with an answer in its first {self.packer.length} tokens" if chat else ""
                 raise UserError(f'data.dataset = "{self.config.dataset}" has no text{room} in its {self.split} split')
             self.documents = 0
             return
@@ -233,7 +232,7 @@ class DatasetStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("kind") != "datasets":
             raise UserError(
-                f"the checkpoint's data position is of kind {state.get('kind')!r}, not of a streamed dataset: keep [data]"
+                f"the checkpoint's data is of kind {state.get('kind')!r}, not a streamed dataset: keep [data]"
             )
         self.index, self.documents = state["index"], state["documents"]
         self.buffer.load_state_dict(state["buffer"])

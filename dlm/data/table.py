@@ -136,9 +136,8 @@ class TableStream:
 
     def _cut(self, epoch: int, place: int) -> Document:
         total = len(self.table.ids)
-        offset = (
-            int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0] % np.uint64(total)) if self.rotate else 0
-        )
+        luck = int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0])
+        offset = luck % total if self.rotate else 0
         where = (offset + place * self.length + np.arange(self.length)) % total
         return self.table.document(where)
 

@@ -77,7 +77,7 @@ def _learn(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenize
             log.seek(0)
             said = log.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise UserError(
-                f"the tokenizer could not be trained: {said or f'its process ended with status {process.returncode}'}"
+                f"the tokenizer is not trained: {said or f'its process ended with status {process.returncode}'}"
             )
     return tokenizers.Tokenizer.from_str(learned.decode())
 

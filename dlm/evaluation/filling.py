@@ -69,9 +69,8 @@ def fill(
     results: dict[int, Generation] = {}
     for chosen, steps in _batches(lm.require_mask_id(), canvases, filling, batch_size):
         prompts = [list(canvases[i]) for i in chosen]
-        filled = infill(
-            lm, prompts, rule=filling.rule, steps=steps, seed=seed, batch_size=batch_size, **filling.options
-        )
+        settings = {"rule": filling.rule, "steps": steps, "seed": seed, **filling.options}
+        filled = infill(lm, prompts, batch_size=batch_size, **settings)
         results.update(zip(chosen, filled, strict=True))
         if tick is not None:
             tick(len(chosen))

@@ -100,9 +100,7 @@ def _listed(texts: object) -> Sequence[object]:
     if isinstance(texts, str):
         return [texts]
     if not isinstance(texts, Sequence):
-        raise UserError(
-            f"texts must be a list of strings or of pairs (context, continuation), not {type(texts).__name__}"
-        )
+        raise UserError(f"texts must be a list of strings or pairs (context, continuation), not {type(texts).__name__}")
     if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts):
         raise UserError("texts is a single pair: write [(context, continuation)], or a list for two texts")
     return texts
@@ -120,9 +118,7 @@ def _item(lm: LM, text: object, where: str) -> _Item:
         before = [need_token(lm.network, "eos_token_id", why)]
     length, limit = len(before) + len(after), config.context_length
     if length > limit:
-        raise UserError(
-            f"{where} has {length} tokens, and model {lm.name!r} has a context of {limit}: score it in parts"
-        )
+        raise UserError(f"{where} has {length} tokens, but model {lm.name!r} a context of {limit}: score it in parts")
     address = blake2b(repr(before if context else after).encode(), digest_size=4).digest()
     exact = spec.kind == "causal" or 1 in (len(after), spec.block_length)
     return _Item(before + after, len(after), size, exact, int.from_bytes(address, "little"))

@@ -41,7 +41,7 @@ def parse_puzzle(text: str) -> Grid:
                 cells.append(int(character))
             elif character not in _LINES and not character.isspace():
                 raise UserError(
-                    f"sudoku line {number}, column {column}: {character!r} is not a digit 1-9 or one of '{_EMPTY}' (empty)"
+                    f"sudoku line {number}, column {column}: {character!r} is no digit, nor '{_EMPTY}' (empty)"
                 )
         ends.append(len(cells))
     if len(cells) != 81:

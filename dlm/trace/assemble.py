@@ -33,9 +33,7 @@ def from_map(
     """
     tokens, steps = np.array(tokens, np.int32), np.array(steps, np.int32)
     if tokens.shape != steps.shape or tokens.ndim != 1:
-        raise UserError(
-            f"trace {request_id[:60]!r}: tokens {tokens.shape} and steps {steps.shape} must be one row each"
-        )
+        raise UserError(f"trace {request_id[:60]!r}: tokens {tokens.shape} and steps {steps.shape} must be a row each")
     if mask_id is not None:
         steps[(steps < 0) & (tokens == mask_id)] = NEVER
     filled = (steps >= 0) & (steps != NEVER)
@@ -129,9 +127,7 @@ def from_events(
     wrong = firsts[(kind[firsts] != SET) & (kind[firsts] != ACCEPT)]
     if len(wrong):
         i = int(wrong[0])
-        raise UserError(
-            f"trace {request_id[:60]!r}: step {step[i]} revises position {position[i]}, where there is no token yet"
-        )
+        raise UserError(f"trace {request_id[:60]!r}: step {step[i]} revises position {position[i]}, which has no token")
     first_step[position[firsts]], first_token[position[firsts]] = step[firsts], token[firsts]
     others = np.ones(len(step), bool)
     others[firsts] = False

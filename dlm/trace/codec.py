@@ -17,9 +17,8 @@ import zstandard
 
 from dlm.errors import UserError
 from dlm.trace.columns import PACKED_LIMIT, Broken, Reader, Writer
-from dlm.trace.digests import digest
 from dlm.trace.events import GIVEN, NEVER, NO_EVENTS, NO_GROWTH, REDACTED, Later
-from dlm.trace.facts import DIGEST, Facts, facts
+from dlm.trace.facts import DIGEST, Facts, digest, facts
 from dlm.trace.trace import Trace
 
 FORMAT = 1

@@ -2,17 +2,15 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 
-class TraceConfig(BaseModel):
+class TraceConfig(BaseModel, frozen=True, extra="forbid"):
     """What is kept of each request's denoising."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(default=False, description="Record every step of the requests that are decoded.")
     store: str | None = Field(
-        default=None, min_length=1, description="File of the trace store; none: DLM_TRACES, else runs/traces.db."
+        default=None, min_length=1, description="The store's file; none: DLM_TRACES, else runs/traces.db."
     )
     keep: str = Field(
         default="tokens",

@@ -10,10 +10,9 @@ import numpy as np
 
 from dlm.errors import UserError
 from dlm.trace.assemble import from_map, from_states
-from dlm.trace.codec import digest
-from dlm.trace.events import GIVEN, NEVER, NO_EVENTS, NO_GROWTH, Later
-from dlm.trace.export import file_system, listed
-from dlm.trace.facts import Facts
+from dlm.trace.events import GIVEN, NEVER, NO_GROWTH, Later
+from dlm.trace.export import EVENT, file_system, listed
+from dlm.trace.facts import Facts, digest
 from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -71,10 +70,7 @@ def _from_row(row: dict[str, Any]) -> Trace:
     given = np.array(row["given"], bool)
     absent = ~given & ((first_step < 0) | (first_step == row["num_steps"]))
     first_step = np.where(absent, np.int32(NEVER), np.where(given, np.int32(GIVEN), first_step))
-    later = NO_EVENTS
-    if row["later"]:
-        names = ("step", "position", "kind", "token")
-        later = Later(**{name: _ints([event[name] for event in row["later"]]) for name in names})
+    later = Later(**{name: _ints([event[name] for event in row["later"]]) for name in EVENT})
     k = row["topk"]
     return Trace(
         request_id=row["request_id"],
@@ -118,9 +114,8 @@ def from_line(line: str, where: str, mask_id: int | None = None) -> Trace:
         answer = next(entry[key] for key in ("token_ids", "final_ids", "response_ids") if key in entry)
         tokens, steps = [*prompt, *answer], [GIVEN] * len(prompt) + list(entry["step_map"])
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
-        raise UserError(
-            f"{where}: not a trajectory: {error!r}; expected prompt_ids with trajectory, or with step_map and token_ids"
-        ) from None
+        expected = "expected prompt_ids with trajectory, or with step_map and token_ids"
+        raise UserError(f"{where}: not a trajectory: {error!r}; {expected}") from None
     return from_map(name, _ints(tokens), _ints(steps), mask, own=own)
 
 

@@ -157,9 +157,7 @@ def check_id(request_id: str) -> str:
     try:
         size = len(request_id.encode())
     except UnicodeEncodeError:
-        raise UserError(
-            f"request id {request_id[:60]!r}: is no Unicode text (it holds half a surrogate pair)"
-        ) from None
+        raise UserError(f"request id {request_id[:60]!r}: is no Unicode text (half a surrogate pair)") from None
     if size > MAX_ID:
         raise UserError(f"request id {request_id[:60]!r}…: {size} bytes are more than {MAX_ID}")
     return request_id

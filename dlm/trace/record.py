@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlm.errors import UserError
 from dlm.trace.assemble import changes, from_events, from_map, mask_of
-from dlm.trace.digests import digest_of
 from dlm.trace.events import GIVEN, MASK, NO_MASK, SET
+from dlm.trace.facts import digest_of
 from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -101,10 +100,10 @@ class Recorder:
         facts: dict[str, Any] = {"own": self.meta, "context": self.context}
         if self._map is not None:
             tokens, steps, num_steps, confidence = self._map
-            confidence = None if "confidence" not in self.keep or confidence is None else row_of(confidence, np.float16)
-            return from_map(
-                self.request_id, row_of(tokens), row_of(steps), self.mask_id, num_steps, confidence, **facts
-            )
+            kept = "confidence" in self.keep and confidence is not None
+            confidence = row_of(confidence, np.float16) if kept else None
+            rows = (row_of(tokens), row_of(steps))
+            return from_map(self.request_id, *rows, self.mask_id, num_steps, confidence, **facts)
         if self._canvases:
             self.mask_id = self._guess_mask()
             for canvas in self._canvases:
@@ -139,9 +138,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             self.finish()
         else:

@@ -80,7 +80,7 @@ class Writer:
         with self.changed:
             if self.on_full == "raise" and len(self.queue) >= self.queue_size:
                 raise StoreError(
-                    f"trace {source.request_id[:60]!r}: {self.queue_size} traces wait to be written already"
+                    f"trace {source.request_id[:60]!r}: {self.queue_size} traces already wait to be stored"
                 )
             self.changed.wait_for(lambda: self.closing or len(self.queue) < self.queue_size)
             if self.closing:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 
 from dlm.atomic import sync
@@ -22,10 +22,9 @@ FORMAT = 2  # 1 was accelerate's own, whose files had to be unpickled
 ASIDE = "damaged-"  # before the name of a checkpoint that a run has passed over
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, strict=True, extra="forbid"):
     """manifest.json, the last file to be written: what a whole checkpoint consists of."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     format: int
     step: int
     files: dict[Name, Digest]
@@ -196,9 +195,7 @@ def _manifest(checkpoint: Path) -> Manifest | str:
         return Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
     except FileNotFoundError:
         pickled = (checkpoint / "custom_checkpoint_0.pkl").exists()
-        return (
-            "written by an earlier version of dlm, in pickles, which are never read" if pickled else "no manifest.json"
-        )
+        return "an earlier version's, in pickles, which are never read" if pickled else "no manifest.json"
     except OSError as error:
         return f"manifest.json: {error.strerror}"
     except ValidationError:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 
 from dlm.atomic import write_text
@@ -137,10 +137,9 @@ def check_same_run(saved: Path, config: TrainConfig) -> None:
 # --- a finished run ---------------------------------------------------------------------------------------------------
 
 
-class Finished(BaseModel):
+class Finished(BaseModel, extra="forbid"):
     """finished.json beside the final model: the run's last step, its results, its config, its files."""
 
-    model_config = ConfigDict(extra="forbid")
     step: int
     bound: Measured
     bits_per_byte: Measured

@@ -72,7 +72,7 @@ class Profile:
         self.config = config = with_environment(config, os.environ)
         if config.level == 3 and compiled:
             raise UserError(
-                "profile.level = 3 names layers, which train.compile = true fuses: take level 2, or do not compile"
+                "profile.level = 3 names layers, which train.compile fuses: take level 2, or do not compile"
             )
         self.ranges = Ranges(max(config.level, int(config.trace)))
         self.folder, self.suffix = out / "profile", f"-rank{rank}" if rank else ""
@@ -109,7 +109,7 @@ class Profile:
                 self._profiler.stop()
                 if self.steps <= c.wait + c.warmup:
                     say(
-                        f"profile.trace: the run ended after {self.steps} steps, in the {c.wait} + {c.warmup} before recording"
+                        f"profile.trace: the run ended after {self.steps} of {c.wait} + {c.warmup} steps before recording"
                     )
             self._dump()
 

@@ -94,9 +94,7 @@ class RehearsalStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("kind") != "replay":
-            raise UserError(
-                f"the checkpoint's data position is of kind {state.get('kind')!r}, without replay: keep [replay]"
-            )
+            raise UserError(f"the checkpoint's data is of kind {state.get('kind')!r}, without replay: keep [replay]")
         self.batch, self.seen, self.rows = state["batch"], state["seen"], list(state["rows"])
         self.stream.load_state_dict(state["stream"])
         self.waiting.clear()

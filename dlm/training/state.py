@@ -137,9 +137,7 @@ def _encode(value: Any, where: str) -> Any:
         if all(isinstance(key, str) and not key.startswith("__") for key in value):
             return {key: _encode(entry, f"{where}.{key}") for key, entry in value.items()}
         return {PAIRS: [[_encode(k, where), _encode(v, f"{where}.{k}")] for k, v in value.items()]}
-    raise UserError(
-        f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: make it a string or a number"
-    )
+    raise UserError(f"{where} is a {type(value).__name__}, which no checkpoint holds: make it a string or a number")
 
 
 def _decode(table: dict[str, Any]) -> Any:

@@ -69,9 +69,7 @@ def load_into(folder: Path, kind: str, tensors: Mapping[str, Tensor], some: bool
     """
     with Parts(folder, kind) as parts, torch.no_grad():
         if other := sorted(tensors.keys() - parts.where.keys() if some else tensors.keys() ^ parts.where.keys()):
-            raise UserError(
-                f"{folder}: tensor {other[0]!r} is in this network or in the checkpoint, not in both; {FIX}"
-            )
+            raise UserError(f"{folder}: tensor {other[0]!r} is in this network or in the checkpoint, not both; {FIX}")
         for name, tensor in tensors.items():
             if (parts.shape(name), parts.dtype(name)) != (tuple(tensor.shape), tensor.dtype):
                 raise UserError(

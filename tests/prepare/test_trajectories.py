@@ -19,7 +19,7 @@ from dlm.inference.engine import Engine
 from dlm.prepare.config import TrajectoriesConfig
 from dlm.prepare.trajectories import prepare
 from dlm.sudoku import sudoku_tokenizer
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
 from tests.inference.tiny import EOS, text_lm, tiny_lm
 
 TEXTS = [f"{i * 111} is the number {i}" for i in range(10)]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dlm.trace import TraceStore
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
 from dlm.trace.reader import TraceReader
 from tests.trace.worker import FEWEST, Worker, known, made, model, proof
 

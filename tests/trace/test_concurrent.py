@@ -10,10 +10,10 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.trace import TraceStore, from_map
-from dlm.trace.codec import digest
 from dlm.trace.connection import TABLES
 from dlm.trace.database import StoreError
-from dlm.trace.numbers import GUARDS
+from dlm.trace.dictionaries import GUARDS
+from dlm.trace.facts import digest
 from dlm.trace.reader import TraceReader
 from tests.trace.conftest import PIECES
 from tests.trace.stress import stress
@@ -126,14 +126,14 @@ def test_a_store_of_before_is_read_and_written(path):
 
 @pytest.mark.parametrize("broken", range(len(GUARDS) + 1))
 def test_a_deletion_that_fails_leaves_everything_as_it_was(path, broken, monkeypatch):
-    from dlm.trace import numbers
+    from dlm.trace import dictionaries
 
     with TraceStore(path) as store:
         fill(store, 0, 120)
         store.train_dict()
         store.train_dict()
         statements = (*GUARDS[:broken], "CREATE nonsense", *GUARDS[broken:])
-        monkeypatch.setattr(numbers, "GUARDS", statements)
+        monkeypatch.setattr(dictionaries, "GUARDS", statements)
         with pytest.raises(StoreError):
             store.gc(110)
         right(store, 0, 120)

@@ -36,7 +36,7 @@ class MMLU(Task):
             raise UserError("`choices` is empty; source mmlu needs the list of answers to choose from")
         if choice_of(question.answer, choices, numbered=True) is None:
             raise UserError(
-                f"`answer` = {question.answer!r} is none of the {len(choices)} choices (number, letter or text)"
+                f"`answer` = {question.answer!r} is no number, letter or text of the {len(choices)} choices"
             )
 
     def grade(self, text: str, question: Question) -> Grade:
