@@ -1,7 +1,7 @@
 """What a config class asks for: its leaves, their types in words, and text made into values of them. Knows no file."""
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -207,6 +207,14 @@ def _prepare_field(cls: type[BaseModel], name: str, value: Any) -> Any:
     if isinstance(value, dict) and isinstance(default, BaseModel):
         value = {**{key: getattr(default, key) for key in default.model_fields_set}, **value}
     return prepare(value, info.annotation)
+
+
+def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The values of a table of tables under dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return found
 
 
 def _items(annotation: Any) -> Any:

@@ -52,7 +52,7 @@ def stdlib_files(config: DataConfig, root: Path | None = None) -> list[SourceFil
     """The standard library, in the order of its paths, without generated tables and (unless asked) tests."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     if not root.is_dir():
-        raise UserError(f"the standard library is not at {root}: this Python ships no sources; use source = text")
+        raise UserError(f"the standard library at {root} is missing: this Python ships no sources; use source = text")
     files = [f for f in _python_files(root, tests=config.include_tests) if not _is_generated(f)]
     if not files:
         raise UserError(f"no Python source under {root}: this Python ships compiled files only; use source = text")

@@ -13,12 +13,8 @@ from dlm.errors import UserError
 
 
 @runtime_checkable
-class SampleStream(Protocol):
+class SampleStream(Iterator[Sample], Protocol):
     """Samples in an order that depends on config and seed alone, resumable after any of them."""
-
-    def __iter__(self) -> Iterator[Sample]: ...
-
-    def __next__(self) -> Sample: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -37,7 +33,7 @@ class Batch(TypedDict):
     order: NotRequired[torch.Tensor]
 
 
-class BatchLoader:
+class BatchLoader(Iterator[Batch]):
     """Rows `rank` of every global batch: all ranks read the same stream, so one process sees what many see together.
 
     `state_dict` is the position after the last batch handed out, however far `prefetch` has read ahead. A last batch
@@ -63,9 +59,6 @@ class BatchLoader:
         self.prefetch, self.keep_partial = prefetch, keep_partial
         self._state = stream.state_dict()
         self._ahead: _Ahead | None = None
-
-    def __iter__(self) -> "BatchLoader":
-        return self
 
     def __next__(self) -> Batch:
         if self.prefetch == 0:

@@ -180,7 +180,7 @@ class ShuffleBuffer:
         self._begin(state["upstream"])
 
 
-class DatasetStream:
+class DatasetStream(Iterator[Sample]):
     """Samples of a streamed dataset: split by hash, shuffled, tokenised and packed as they come."""
 
     def __init__(
@@ -196,9 +196,6 @@ class DatasetStream:
         self.side = _split(config, split)
         self.index = 0
         self.documents = 0  # of this epoch: one without any would go round for ever
-
-    def __iter__(self) -> "DatasetStream":
-        return self
 
     def __next__(self) -> Sample:
         while (cut := self.packer.pop()) is None:

@@ -1,7 +1,7 @@
 """All documents of a corpus as one array of ids, and a stream of sequences cut from it."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -87,7 +87,7 @@ def cached_table(key: dict[str, Any], build: Callable[[], TokenTable], enabled: 
     return TokenTable.open(folder)
 
 
-class TableStream:
+class TableStream(Iterator[Sample]):
     """Sequences of a table in an order addressed by (seed, epoch), so that its whole state is one counter.
 
     fixed: an epoch lays the documents in a ring, rotates it by a random offset and cuts it, so that no token is always
@@ -116,9 +116,6 @@ class TableStream:
                 f"the {what} holds {len(table.starts) - 1} documents with {len(table.ids)} tokens: not one sequence of "
                 f"length {length}" + (" with an answer in it" if self._rows is not None else "") + f"; {remedy}"
             )
-
-    def __iter__(self) -> "TableStream":
-        return self
 
     def __next__(self) -> Sample:
         if self.epochs is not None and self.index >= self.epochs * self.samples_per_epoch:

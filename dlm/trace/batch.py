@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.trace.record import Recorder, plain
+from dlm.trace.record import Delivering, Recorder, plain
 
 
-class BatchRecorder:
+class BatchRecorder(Delivering):
     """Records a batch: each row of a (b, l) canvas is a request of its own, called name/row (name for a batch of one)."""
 
     def __init__(self, make: Callable[[str, Any], Recorder], request_id: str, prompt: Any) -> None:
@@ -37,15 +37,6 @@ class BatchRecorder:
         """Deliver nothing."""
         for recorder in self.rows:
             recorder.drop()
-
-    def __enter__(self) -> BatchRecorder:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.drop()
 
     def _open(self, count: int) -> list[Recorder]:
         prompts = np.atleast_2d(plain(self.prompt))

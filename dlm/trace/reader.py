@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dlm.errors import UserError
 from dlm.trace.codec import CorruptTrace, decode
-from dlm.trace.database import FIRST, Database
+from dlm.trace.database import FIRST, Database, Row, Stored
 from dlm.trace.facts import proof
-from dlm.trace.stored import Row, Stored
 from dlm.trace.times import ticks
 from dlm.trace.trace import Trace
 

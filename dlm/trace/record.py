@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -21,7 +21,24 @@ KEEP = ("tokens", "masks", "confidence", "topk", "digests")
 Deliver = Callable[["Recorder"], object]
 
 
-class Recorder:
+class Delivering:
+    """A context that delivers when it is left well, and drops what it has when it is left by an error."""
+
+    def finish(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.drop()
+
+
+class Recorder(Delivering):
     """Records one request. Use as a context: leaving it well delivers the trace, leaving it by an error drops it.
 
     `prompt` is what stands at the start of the canvas, masks in its holes included; `length` is that of the first
@@ -134,15 +151,6 @@ class Recorder:
     def drop(self) -> None:
         """Deliver nothing."""
         self._closed = True
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.drop()
 
     def _compare(self, after: ndarray) -> None:
         """Note how the canvas differs from the one before."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from dlm.errors import UserError
 from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of, encode
 from dlm.trace.connection import BUSY
-from dlm.trace.database import LAST, Outdated, StoreError
+from dlm.trace.database import LAST, Change, Outdated
 from dlm.trace.dictionaries import GONE, NoDictionary, drop_contexts, drop_dictionaries, train_dict
 from dlm.trace.facts import facts
 from dlm.trace.redact import Prompts, redacted
-from dlm.trace.stored import Change
+from dlm.trace.session import StoreError
 from dlm.trace.times import iso, seconds, ticks
 from dlm.trace.trace import Trace
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from dlm.errors import UserError
 from dlm.trace.codec import encode
-from dlm.trace.database import Database, Outdated, StoreError
+from dlm.trace.database import Database, Entry, Outdated
 from dlm.trace.facts import Facts, facts
 from dlm.trace.record import Recorder
-from dlm.trace.stored import Entry
+from dlm.trace.session import StoreError
 from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:

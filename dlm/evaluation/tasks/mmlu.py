@@ -5,9 +5,8 @@ import string
 from collections.abc import Sequence
 
 from dlm.errors import UserError
-from dlm.evaluation.answers import TEXT, answering, marked
+from dlm.evaluation.answers import TEXT, answering, marked, normalise
 from dlm.evaluation.task import Grade, Question, Task
-from dlm.evaluation.words import normalise
 
 LETTERS = string.ascii_uppercase
 # A label alone, before its text, in a phrase, as a number; "A" and "I" at the start of a sentence are words.
