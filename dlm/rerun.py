@@ -95,7 +95,6 @@ def rerun(
 
 
 def _decoding(lm: LM, trace: Trace, name: str, changes: dict[str, Any]) -> Decoding:
-    """The request as it was made."""
     # Traces older than the setting `allow_long` may be long.
     settings, kind = {"allow_long": True, **settings_of(trace), **changes}, trace.context["kind"]
     start = trace.state(0)
@@ -118,6 +117,5 @@ def _engine(trace: Trace, decoding: Decoding) -> EngineConfig:
 
 
 def _kept(trace: Trace) -> list[str]:
-    """The optional columns that the trace has."""
     columns = {"confidence": trace.confidence, "topk": trace.topk_tokens, "digests": trace.digests or None}
     return [name for name, column in columns.items() if column is not None]

@@ -1,8 +1,8 @@
 """Batches of a stream for one rank, and the exact position to go on from."""
 
-import queue
-import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
@@ -123,37 +123,18 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 class _Ahead:
-    """A thread that reads batches with the state after each; an error in it is raised where the batch is asked for."""
+    """Reads batches with the state after each in a thread; an error in it is raised where the batch is asked for."""
 
-    def __init__(self, read: Any, depth: int) -> None:
-        self._queue: queue.Queue[Any] = queue.Queue(depth)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(read,), name="dlm-prefetch", daemon=True)
-        self._thread.start()
-
-    def _run(self, read: Any) -> None:
-        while not self._stopped.is_set():
-            try:
-                item = read()
-            except BaseException as error:  # handed over, not swallowed
-                item = error
-            while not self._stopped.is_set():
-                try:
-                    self._queue.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            if isinstance(item, BaseException) or item[0] is None:
-                return
+    def __init__(self, read: Callable[[], Any], depth: int) -> None:
+        self._read, self._pool = read, ThreadPoolExecutor(1, "dlm-prefetch")
+        self._batches = deque(self._pool.submit(read) for _ in range(depth))
 
     def next(self) -> Any:
-        item = self._queue.get()
-        if isinstance(item, BaseException) or item[0] is None:
-            self._queue.put(item)  # asked again, the end is still the end
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        found = self._batches[0].result()
+        if found[0] is not None:  # asked again, the end is still the end, and an error the error
+            self._batches.popleft()
+            self._batches.append(self._pool.submit(self._read))
+        return found
 
     def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
+        self._pool.shutdown(cancel_futures=True)

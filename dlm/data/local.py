@@ -43,8 +43,6 @@ def split_paths(config: DataConfig, split: str) -> tuple[tuple[str, ...], str]:
 
 @dataclass(frozen=True)
 class _Text:
-    """A document of a text file, and where it begins."""
-
     text: str
     path: Path
     line: int
@@ -90,14 +88,11 @@ def _texts(config: DataConfig, split: str) -> Iterator[_Text]:
             text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
         except UnicodeDecodeError as error:
             line = path.read_bytes()[: error.start].count(b"\n") + 1
-            raise UserError(
-                f"{path}:{line}: not UTF-8 ({error.reason}); convert it, or drop it from data.{field}"
-            ) from error
+            raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); convert it, or change data.{field}") from error
         yield from (_Text(part, path, number) for number, part in _parts(text, config.document) if part.strip())
 
 
 def _parts(text: str, document: str) -> Iterator[tuple[int, str]]:
-    """(line number, text) of each document."""
     if document == "file":
         yield 1, text
         return

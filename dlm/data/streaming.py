@@ -61,9 +61,7 @@ def _data_files(config: DataConfig, split: str) -> list[str] | None:
     if not paths:
         return None
     if config.dataset not in BUILDERS:
-        raise UserError(
-            f'data.{field} = {list(paths)} needs data.dataset json, text or parquet, not "{config.dataset}"'
-        )
+        raise UserError(f"data.{field} = {list(paths)} needs data.dataset json, text or parquet, not {config.dataset}")
     return [str(p) for p in find_files(paths, BUILDERS[config.dataset], field)]
 
 
@@ -228,9 +226,7 @@ class DatasetStream(Iterator[Sample]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("kind") != "datasets":
-            raise UserError(
-                f"the checkpoint's data is of kind {state.get('kind')!r}, not a streamed dataset: keep [data]"
-            )
+            raise UserError(f"the checkpoint's data is {state.get('kind')!r}, not a streamed dataset: keep [data]")
         self.index, self.documents = state["index"], state["documents"]
         self.buffer.load_state_dict(state["buffer"])
         self.packer.load_state_dict(state["packer"])

@@ -106,13 +106,7 @@ class About:
 
 
 def render_card(
-    name: str,
-    *,
-    about: About,
-    run: Run,
-    tables: Sequence[Table],
-    facts: Mapping[str, str],
-    hardware: str,
+    name: str, *, about: About, run: Run, tables: Sequence[Table], facts: Mapping[str, str], hardware: str
 ) -> str:
     """README.md of a model's folder. `facts` are further lines of the training table; `hardware` is what it ran on."""
     header = ["---", "license: apache-2.0", "library_name: dlm", "tags:"]

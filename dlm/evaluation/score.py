@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlm.data.documents import without_masks
 from dlm.diffusion.bound import estimate
 from dlm.errors import UserError
 from dlm.models.lm import LM
@@ -36,12 +37,7 @@ class Score:
 
 
 def score(
-    lm: LM,
-    texts: str | Sequence[str | tuple[str, str]],
-    *,
-    draws: int = 32,
-    batch_size: int = 16,
-    seed: int = 0,
+    lm: LM, texts: str | Sequence[str | tuple[str, str]], *, draws: int = 32, batch_size: int = 16, seed: int = 0
 ) -> list[Score]:
     """-log p of each text, or of each continuation given its context, in nats; scores are in the order of `texts`.
 
@@ -141,13 +137,8 @@ def _tokens(lm: LM, context: str, text: str, where: str) -> tuple[list[int], lis
 def _encode(lm: LM, text: str) -> list[int]:
     """Ids of a text; what is spelt like the mask is text."""
     tokenizer = lm.require_tokenizer()
-    ids = tokenizer.encode(text)
     mask = None if lm.mask_id is None else tokenizer.backend.id_to_token(lm.mask_id)
-    if mask is None or lm.mask_id not in ids:
-        return ids
-    first, *rest = (tokenizer.encode(part) for part in text.split(mask))
-    plain = tokenizer.encode(mask, special=False)
-    return first + [token for part in rest for token in (*plain, *part)]
+    return without_masks(text, tokenizer, mask)
 
 
 def _batches(items: Sequence[_Item], size: int) -> Iterator[list[int]]:

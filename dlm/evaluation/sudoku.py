@@ -121,13 +121,7 @@ HEADINGS = {
 
 
 def evaluate_sudoku(
-    lm: "LM",
-    puzzles: Puzzles,
-    decoding: Filling,
-    *,
-    batch_size: int = 64,
-    seed: int = 0,
-    tick: Tick | None = None,
+    lm: "LM", puzzles: Puzzles, decoding: Filling, *, batch_size: int = 64, seed: int = 0, tick: Tick | None = None
 ) -> SudokuResult:
     """Solve every puzzle with `dlm.infill` and check each answer against the rules and the givens."""
     from dlm.models.required import require_lm

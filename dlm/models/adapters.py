@@ -71,7 +71,6 @@ def _inject(network: Transformer, settings: "LoraConfig", source: str) -> None:
 
 
 def is_adapted(network: nn.Module) -> bool:
-    """Whether adapters are attached and not merged."""
     return hasattr(network, "peft_config")
 
 

@@ -64,9 +64,7 @@ class TrajectoriesConfig(BaseModel, frozen=True, extra="forbid"):
         if self.data.source == "sudoku" and t.samples is None:
             raise ValueError('trajectories.samples is not set, and data.source = "sudoku" has no end')
         if self.data.source == "chat" and self.data.answers != "last":
-            raise ValueError(
-                'data.source = "chat" needs data.answers = "last": a trajectory is of the answer at the end'
-            )
+            raise ValueError('data.source = "chat" needs data.answers = "last": a trajectory is of the last one')
         if t.prompt_length == "all" and self.data.source != "chat" and self.data.pack != "row":
             raise ValueError('trajectories.prompt_length = "all" needs data.pack = "row": a text is a prompt')
         if t.responses == "forced" and s.edit_threshold is not None:

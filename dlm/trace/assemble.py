@@ -168,3 +168,19 @@ def from_events(
 def _check_order(request_id: str, step: Int[ndarray, " n"], num_steps: int) -> None:
     if len(step) and (int(step[0]) < 0 or (np.diff(step) < 0).any() or int(step[-1]) >= num_steps):
         raise UserError(f"trace {request_id[:60]!r}: events must come step by step, from 0 to {num_steps - 1}")
+
+
+def plain(values: Any) -> ndarray:
+    """A numpy array of a tensor, an array or a list, without importing torch."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)
+
+
+def row_of(values: Any, kind: type = np.int32) -> ndarray:
+    """One row: (l,), or (1, l)."""
+    row = plain(values)
+    row = row[0] if row.ndim == 2 and len(row) == 1 else row
+    if row.ndim != 1:
+        raise UserError(f"a recorder of one request takes (l,) or (1, l) ids, not {row.shape}")
+    return row.astype(kind, copy=False)

@@ -35,9 +35,7 @@ class TraceConfig(BaseModel, frozen=True, extra="forbid"):
     @field_validator("keep")
     @classmethod
     def _known(cls, keep: str) -> str:
-        from dlm.trace.record import KEEP
+        from dlm.trace.record import check_keep
 
-        unknown = [name for name in keep.split("+") if name not in KEEP]
-        if unknown:
-            raise ValueError(f'"{unknown[0]}" cannot be kept; known: {", ".join(KEEP)}, joined by +')
+        check_keep(keep)
         return keep

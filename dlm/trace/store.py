@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dlm.errors import UserError
 from dlm.trace import export, fsck, imports, upkeep
-from dlm.trace.batch import BatchRecorder
 from dlm.trace.connection import Durability
 from dlm.trace.database import Database
 from dlm.trace.dictionaries import Dictionaries, given, train_dict
 from dlm.trace.facts import proof
 from dlm.trace.reader import TraceReader, check_id, default_path
-from dlm.trace.record import Recorder, check_keep
+from dlm.trace.record import BatchRecorder, Recorder, check_keep
 from dlm.trace.redact import Prompts, redacted
 from dlm.trace.trace import Trace
 from dlm.trace.writer import Writer, taken
@@ -81,11 +80,7 @@ class TraceStore(TraceReader):
         self.keep, self.topk, self.fraction, self.overwrite = check_keep(keep), topk, fraction, overwrite
         # The writer must not hold the store, which would then never be collected; so it has dictionaries of its own.
         self._writer = Writer(
-            opened,
-            lambda trace: redacted(trace, prompts),
-            Dictionaries(chosen).to_write_with,
-            queue_size,
-            on_full,
+            opened, lambda trace: redacted(trace, prompts), Dictionaries(chosen).to_write_with, queue_size, on_full
         )
         self._finalizer = weakref.finalize(self, self._writer.close)  # at the latest when Python exits
         STORES.add(self)
@@ -204,7 +199,6 @@ class TraceStore(TraceReader):
             raise taken(request_id)
 
     def _settle(self) -> None:
-        """Let reading see what was put."""
         if self._writer.unfinished:
             self._writer.settle()
 

@@ -38,7 +38,6 @@ def page(trace: Trace, other: Trace | None = None) -> str:
 
 
 def write(path: Path, trace: Trace, other: Trace | None = None) -> None:
-    """Write the page to a file."""
     try:
         path.write_text(page(trace, other), encoding="utf-8")
     except OSError as error:

@@ -133,7 +133,6 @@ def found(folder: Path, prefix: str = "") -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was written, by its name."""
     return int(checkpoint.name.rpartition("-")[2])
 
 

@@ -96,7 +96,6 @@ class Report:
             self.accelerator.end_training()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
         if self.live:
             self.bar.print(text, markup=False, highlight=False)
         elif self.shown:

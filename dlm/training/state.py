@@ -119,7 +119,6 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str) -> Any:
-    """What `dumps` was given."""
     return json.loads(text, object_hook=_decode)
 
 

@@ -34,9 +34,8 @@ class MMLU(Task):
         if not choices:
             raise UserError("`choices` is empty; source mmlu needs the list of answers to choose from")
         if choice_of(question.answer, choices, numbered=True) is None:
-            raise UserError(
-                f"`answer` = {question.answer!r} is no number, letter or text of the {len(choices)} choices"
-            )
+            kinds = f"none of the {len(choices)} choices (number, letter or text)"
+            raise UserError(f"`answer` = {question.answer!r} is {kinds}")
 
     def grade(self, text: str, question: Question) -> Grade:
         text, choices = answering(text), question.choices
@@ -52,7 +51,6 @@ class MMLU(Task):
 
 
 def letter(index: int) -> str:
-    """The name of a choice."""
     return LETTERS[index] if index < len(LETTERS) else str(index)
 
 
