@@ -22,7 +22,7 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
         "stores (.db), Parquet of `dlm-trace export`, JSON lines of trajectories).",
     )
     heldout_paths: tuple[str, ...] = Field(
-        default=(), description="Files that are held out; none: a hash of each document decides."
+        default=(), description="Held-out files; none: a hash of each document decides."
     )
     document: Literal["file", "paragraph", "line"] = Field(
         default="file", description="source = text: what one document is; paragraphs are separated by blank lines."
@@ -96,9 +96,8 @@ READ_BY: dict[str, tuple[Source, ...]] = {
     "heldout_paths": ("text", "jsonl", "chat", "traces", "datasets"),
     "document": ("text",),
     "text_fields": ("jsonl", "datasets"),
-    **dict.fromkeys(
-        ("dataset", "dataset_config", "split", "heldout_split", "streaming", "shuffle_buffer"), ("datasets", "chat")
-    ),
+    **dict.fromkeys(("dataset", "dataset_config", "split", "heldout_split"), ("datasets", "chat")),
+    **dict.fromkeys(("streaming", "shuffle_buffer"), ("datasets", "chat")),
     **dict.fromkeys(("messages_field", "prompt_field", "response_field", "answers"), ("chat",)),
     "trace_model": ("traces",),
     **{name: ("stdlib",) for name in DataConfig.model_fields if name.startswith(("include_tests", "stdlib", "site_"))},

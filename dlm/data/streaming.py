@@ -187,9 +187,8 @@ class DatasetStream(Iterator[Sample]):
         self.config, self.tokenizer, self.split, self.epochs = config, tokenizer, split, epochs
         dataset = open_dataset(config, split, streaming=True)
         # The columns that are read, and no others: an image or a date has no place in a checkpoint.
-        self.buffer = ShuffleBuffer(
-            dataset, config.shuffle_buffer, seed, str(config.dataset), lambda row, n: _row(row, config, n).value
-        )
+        name, size = str(config.dataset), config.shuffle_buffer
+        self.buffer = ShuffleBuffer(dataset, size, seed, name, lambda row, n: _row(row, config, n).value)
         self.packer = PACKERS[config.pack](length, end_of_text(tokenizer))
         self.side = _split(config, split)
         self.index = 0

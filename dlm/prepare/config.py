@@ -18,20 +18,16 @@ class TrajectoriesSection(BaseModel, frozen=True, extra="forbid"):
         description="free: the teacher answers each prompt itself; forced: the data's own answers, of which the teacher "
         "decides the order alone: the rule picks positions as ever, and each gets the given token.",
     )
-    samples: int | None = Field(
-        default=None, ge=1, description="Prompts to take; none: those of one pass over the data."
-    )
+    samples: int | None = Field(default=None, ge=1, description="Prompts to take; none: one pass over the data.")
     length: int = Field(default=256, ge=2, description="Tokens read of a prompt and its answer, at most.")
     prompt_length: int | Literal["all"] = Field(
         default=32,
         description='Data without marked prompts: so many tokens of each text are the prompt; "all": the whole text is.',
     )
     batch_size: int = Field(default=32, ge=1, description="Prompts decoded at a time, and lost at most when killed.")
-    store: str = Field(
-        default="runs/trajectories.db", min_length=1, description="Trace store to add to; data.paths reads it."
-    )
+    store: str = Field(default="runs/trajectories.db", min_length=1, description="Trace store to add to.")
     parquet: str | None = Field(
-        default=None, min_length=1, description="Folder or fsspec URL to export to when all is done."
+        default=None, min_length=1, description="Folder or fsspec URL for an export at the end."
     )
 
     @model_validator(mode="after")

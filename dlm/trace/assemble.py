@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.trace.events import ACCEPT, GIVEN, MASK, NEVER, NO_EVENTS, NO_GROWTH, NO_MASK, REJECT, REPLACE, SET, Later
+from dlm.trace.events import ACCEPT, GIVEN, MASK, NEVER, NO_EVENTS, NO_MASK, REJECT, REPLACE, SET, Later
 from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -101,14 +101,12 @@ def from_events(
     growth: Sequence[tuple[int, int]] = (),
     confidence: ndarray | None = None,
     topk: tuple[ndarray, ndarray] | None = None,
-    digests: bytes = b"",
-    own: Mapping[str, Any] | None = None,
-    context: Mapping[str, Any] | None = None,
+    **facts: Any,
 ) -> Trace:
     """The trace of a first canvas and its events: rows step, position, kind, token, in the order they happened.
 
     `growth` is (step, length) where the canvas became longer, (-1, length) first. `confidence` (n,) and `topk`, tokens
-    and logits (n, k), go with the events. Raises UserError where an event contradicts the canvas.
+    and logits (n, k), go with the events, `facts` with the trace. Raises UserError where an event contradicts the canvas.
     """
     mask = NO_MASK if mask_id is None else mask_id
     step, position, kind, token = (np.ascontiguousarray(row, np.int32) for row in events)
@@ -146,23 +144,15 @@ def from_events(
         out[position[firsts]], out[length:] = values[firsts], values[rest]
         return out
 
-    grown = NO_GROWTH if len(growth) < 2 else np.array(growth, np.int32)
-    return Trace(
-        request_id=request_id,
-        mask_id=mask,
-        num_steps=num_steps,
-        first_step=first_step,
-        first_token=first_token,
-        later=later,
-        growth=grown,
-        accepted=accepted,
-        confidence=None if confidence is None else beside(np.asarray(confidence), np.nan, np.float16),
-        topk_tokens=None if topk is None else beside(np.asarray(topk[0]), -1, np.int32),
-        topk_logits=None if topk is None else beside(np.asarray(topk[1]), np.nan, np.float16),
-        digests=digests,
-        own=own or {},
-        context=context or {},
-    )
+    found: dict[str, Any] = {"first_step": first_step, "first_token": first_token, "later": later, "accepted": accepted}
+    if len(growth) > 1:
+        found["growth"] = np.array(growth, np.int32)
+    if confidence is not None:
+        found["confidence"] = beside(np.asarray(confidence), np.nan, np.float16)
+    if topk is not None:
+        found["topk_tokens"] = beside(np.asarray(topk[0]), -1, np.int32)
+        found["topk_logits"] = beside(np.asarray(topk[1]), np.nan, np.float16)
+    return Trace(request_id=request_id, mask_id=mask, num_steps=num_steps, **found, **facts)
 
 
 def _check_order(request_id: str, step: Int[ndarray, " n"], num_steps: int) -> None:

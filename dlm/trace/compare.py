@@ -56,13 +56,9 @@ class Diff:
             return "\n".join([*lines, same + longer])
         where = "at the start" if self.first.step < 0 else f"at step {self.first.step}"
         tokens = " / ".join(_shown(trace, token) for trace, token in ((self.a, self.first.a), (self.b, self.first.b)))
-        return "\n".join(
-            [
-                *lines,
-                f"they part {where}, position {self.first.position}: {tokens}",
-                f"{self.shared_states} of {steps + 1} states are the same; {self.counts[-1]} positions differ at the end",
-            ]
-        )
+        lines.append(f"they part {where}, position {self.first.position}: {tokens}")
+        same = f"{self.shared_states} of {steps + 1} states are the same"
+        return "\n".join([*lines, f"{same}; {self.counts[-1]} positions differ at the end"])
 
 
 def diff(a: Trace, b: Trace) -> Diff:

@@ -10,7 +10,7 @@ class TraceConfig(BaseModel, frozen=True, extra="forbid"):
 
     enabled: bool = Field(default=False, description="Record every step of the requests that are decoded.")
     store: str | None = Field(
-        default=None, min_length=1, description="The store's file; none: DLM_TRACES, else runs/traces.db."
+        default=None, min_length=1, description="Its file; none: DLM_TRACES, else runs/traces.db."
     )
     keep: str = Field(
         default="tokens",

@@ -71,9 +71,7 @@ class TraceStore(TraceReader):
                 raise UserError(f"{name} = {value}: must be at least 1")
         file, chosen = default_path() if path is None else Path(path), given(dictionary)
 
-        def opened() -> Database:
-            return Database(file, durability, create)
-
+        opened = partial(Database, file, durability, create)
         super().__init__(file, opened)
         self.dictionaries = Dictionaries(chosen)
         self.durability: Durability = durability

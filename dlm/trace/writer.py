@@ -146,9 +146,7 @@ class Writer:
 
     def _write(self, database: Database, tasks: list[Task]) -> None:
         """Encode and commit; a trace that cannot be encoded does not keep the others from the disk."""
-        traces: list[Trace] = []
-        entries: list[Entry] = []
-        encoded: list[Task] = []
+        traces, entries, encoded = list[Trace](), list[Entry](), list[Task]()
         try:
             dictionary = self.dictionary(database)
         except Exception as error:

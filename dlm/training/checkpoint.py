@@ -50,9 +50,6 @@ class Group:
 ALONE = Group()
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
 def publish(folder: Path, step: int, write: Callable[[Path], None], keep_last: int, group: Group = ALONE) -> None:
     """Let `write` fill a temporary folder, add the manifest, flush to disk, rename into place, drop older checkpoints.
 
@@ -120,9 +117,6 @@ def _seal(folder: Path, step: int, work: Path, keep_last: int) -> None:
     aside = [path for path in found(folder, ASIDE) if step_of(path) <= step]
     for old in [*found(folder)[keep_last:], *folder.glob(".writing-*"), *aside]:
         shutil.rmtree(old, ignore_errors=True)
-
-
-# --- finding ----------------------------------------------------------------------------------------------------------
 
 
 def found(folder: Path, prefix: str = "") -> list[Path]:

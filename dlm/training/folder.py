@@ -99,9 +99,6 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-# --- the same run -----------------------------------------------------------------------------------------------------
-
-
 def other_settings(saved: dict[str, Any], config: TrainConfig) -> Iterator[tuple[str, object, object]]:
     """Dotted keys that differ and would change the numbers of a run, with the saved value and the config's.
 
@@ -123,9 +120,6 @@ def check_same_run(saved: Path, config: TrainConfig) -> None:
             f"{saved}: was written with {key} = {was!r}, but now {key} = {now!r}; "
             "resume with the same config, give another train.out, or set train.resume = false"
         )
-
-
-# --- a finished run ---------------------------------------------------------------------------------------------------
 
 
 class Finished(BaseModel, extra="forbid"):

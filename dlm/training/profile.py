@@ -106,9 +106,7 @@ class Profile:
             if self._profiler:
                 self._profiler.stop()
                 if self.steps <= c.wait + c.warmup:
-                    say(
-                        f"profile.trace: the run ended after {self.steps} of {c.wait} + {c.warmup} steps before recording"
-                    )
+                    say(f"profile.trace: the run ended after {self.steps} of {c.wait} + {c.warmup} steps before it")
             self._dump()
 
     def step(self, step: int) -> None:

@@ -83,9 +83,7 @@ class Report:
     def __enter__(self) -> Self:
         if self.config.log.trackers:
             settings = flat(self.config.model_dump(mode="json"))
-            plain = {
-                key: value if isinstance(value, int | float | str) else str(value) for key, value in settings.items()
-            }
+            plain = {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.items()}
             self.accelerator.init_trackers(self.config.log.project, config=plain)
         self.bar.start()
         return self

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dlm.errors import UserError
 from dlm.training import zero
@@ -33,9 +34,7 @@ class NotFinite(Exception):
     """A tensor that would be saved has a NaN or an infinity; the message is its name."""
 
 
-def save(
-    folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer, own: dict[str, Any]
-) -> None:
+def save(folder: Path, a: Accelerator, module: nn.Module, optimizer: Optimizer, own: dict[str, Any]) -> None:
     """Write this process's part of a checkpoint; `own` is plain data, which the main process writes.
 
     NotFinite, before anything is written, if a weight or a tensor of the optimiser has a NaN or an infinity.
@@ -50,7 +49,7 @@ def save(
         (folder / STATE).write_text(dumps({**own, "processes": a.num_processes, "groups": groups}))
 
 
-def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Put weights and optimiser back as they were; returns `own`, as it was given to `save`."""
     own = loads((folder / STATE).read_text())
     groups, processes = own.pop("groups"), own.pop("processes")
@@ -73,10 +72,7 @@ def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim
     return own
 
 
-# --- the optimiser ----------------------------------------------------------------------------------------------------
-
-
-def _optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[dict], dict[str, Tensor]]:
+def _optimizer_state(module: nn.Module, optimizer: Optimizer) -> tuple[list[dict], dict[str, Tensor]]:
     """The groups as plain data, with names for parameters, and the tensors as `parameter/key`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     groups = [
@@ -90,7 +86,7 @@ def _optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> tup
     }
 
 
-def _set_optimizer_state(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, groups: list[dict]) -> None:
+def _set_optimizer_state(folder: Path, module: nn.Module, optimizer: Optimizer, groups: list[dict]) -> None:
     parameters = dict(module.named_parameters())
     names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
     if [g.pop("names") for g in groups] != [[names[p] for p in g["params"]] for g in optimizer.param_groups]:
@@ -108,9 +104,6 @@ def _set_optimizer_state(folder: Path, module: nn.Module, optimizer: torch.optim
                 value = torch.zeros(shape, dtype=dtype, device=parameter.device)
             parts.read_into(value, entry)
             optimizer.state[parameter][key] = value
-
-
-# --- plain data as JSON and back, exactly: also tuples, bytes and keys that are no strings -----------------------------
 
 
 def dumps(value: Any) -> str:

@@ -28,9 +28,8 @@ def rows_of(tensor: Tensor) -> tuple[Tensor, Rows]:
     if not isinstance(tensor, DTensor):
         return tensor, (0, len(tensor) if tensor.ndim else 1)
     local, total, first = tensor.to_local(), tensor.shape[0], 0
-    for size, place, placement in zip(
-        tensor.device_mesh.shape, tensor.device_mesh.get_coordinate() or (), tensor.placements, strict=True
-    ):
+    mesh = tensor.device_mesh
+    for size, place, placement in zip(mesh.shape, mesh.get_coordinate() or (), tensor.placements, strict=True):
         if placement.is_shard(0):
             first = min(total, -(-total // size) * place)
         else:

@@ -11,7 +11,7 @@ import pytest
 from dlm.errors import UserError
 from dlm.trace import TraceStore, from_map
 from dlm.trace.connection import TABLES
-from dlm.trace.database import StoreError
+from dlm.trace.session import StoreError
 from dlm.trace.dictionaries import GUARDS
 from dlm.trace.facts import digest
 from dlm.trace.reader import TraceReader

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dlm.trace import TraceStore, from_map
-from dlm.trace.database import StoreError
+from dlm.trace.session import StoreError
 
 WRITES = """
 import sys, numpy as np

@@ -8,7 +8,7 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.trace import TraceStore
-from dlm.trace.database import StoreError
+from dlm.trace.session import StoreError
 from dlm.trace.facts import digest
 from tests.trace.flips import flips
 from tests.trace.worker import made
