@@ -96,8 +96,5 @@ def without_masks(text: str, tokenizer: Tokenizer, mask: str | None) -> list[int
 def end_of_text(tokenizer: Tokenizer) -> int:
     """The id that ends documents and pads rows."""
     if tokenizer.eos_token_id is None:
-        raise UserError(
-            "the tokenizer names no end-of-text token, which separates and pads documents: "
-            "set eos_token in its tokenizer_config.json"
-        )
+        raise UserError("the tokenizer names no end-of-text token: set eos_token in its tokenizer_config.json")
     return tokenizer.eos_token_id

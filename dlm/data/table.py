@@ -47,17 +47,14 @@ class TokenTable:
 
     def document(self, where: slice | NDArray[np.int64]) -> Document:
         """What stands at these places."""
-        prompt = None if self.prompt is None else np.asarray(self.prompt[where])
-        order = None if self.order is None else np.asarray(self.order[where])
-        return Document(np.asarray(self.ids[where]).astype(np.int32), prompt, order)
+        beside = (None if values is None else np.asarray(values[where]) for values in (self.prompt, self.order))
+        return Document(np.asarray(self.ids[where]).astype(np.int32), *beside)
 
     def save(self, folder: Path) -> None:
         """Write the arrays as .npy files into a folder that appears whole."""
         with new_folder(folder) as temporary:
-            np.save(temporary / "ids.npy", self.ids)
-            np.save(temporary / "starts.npy", self.starts)
-            for name in BESIDE:
-                if (values := getattr(self, name)) is not None:
+            for name, values in vars(self).items():
+                if values is not None:
                     np.save(temporary / f"{name}.npy", values)
 
     @classmethod

@@ -64,8 +64,6 @@ class TrajectoriesConfig(BaseModel, frozen=True, extra="forbid"):
         if t.prompt_length == "all" and self.data.source != "chat" and self.data.pack != "row":
             raise ValueError('trajectories.prompt_length = "all" needs data.pack = "row": a text is a prompt')
         if t.responses == "forced" and s.edit_threshold is not None:
-            raise ValueError(
-                f'sampler.edit_threshold = {s.edit_threshold} changes tokens, which trajectories.responses = "forced" '
-                "gives: leave it out"
-            )
+            what = 'what trajectories.responses = "forced" gives'
+            raise ValueError(f"sampler.edit_threshold = {s.edit_threshold} changes {what}: leave it out")
         return self

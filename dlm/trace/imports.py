@@ -72,10 +72,9 @@ def _from_row(row: dict[str, Any]) -> Trace:
     first_step = np.where(absent, np.int32(NEVER), np.where(given, np.int32(GIVEN), first_step))
     later = Later(**{name: _ints([event[name] for event in row["later"]]) for name in EVENT})
     k = row["topk"]
+    same = {name: row[name] for name in ("request_id", "mask_id", "num_steps", "digests")}
+    facts = {name: Facts(row[name].encode("utf-8", "surrogatepass")) for name in ("own", "context")}
     return Trace(
-        request_id=row["request_id"],
-        mask_id=row["mask_id"],
-        num_steps=row["num_steps"],
         first_step=first_step,
         first_token=first_token,
         later=later,
@@ -84,9 +83,8 @@ def _from_row(row: dict[str, Any]) -> Trace:
         confidence=None if row["confidence"] is None else np.array(row["confidence"], np.float16),
         topk_tokens=_ints(row["topk_tokens"]).reshape(-1, k) if k else None,
         topk_logits=np.array(row["topk_logits"], np.float16).reshape(-1, k) if k else None,
-        digests=row["digests"],
-        own=Facts(row["own"].encode("utf-8", "surrogatepass")),
-        context=Facts(row["context"].encode("utf-8", "surrogatepass")),
+        **same,
+        **facts,
     )
 
 

@@ -188,7 +188,8 @@ def _manifest(checkpoint: Path) -> Manifest | str:
         return Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
     except FileNotFoundError:
         pickled = (checkpoint / "custom_checkpoint_0.pkl").exists()
-        return "an earlier version's, in pickles, which are never read" if pickled else "no manifest.json"
+        old = "written by an earlier version of dlm, in pickles, which are never read"
+        return old if pickled else "no manifest.json"
     except OSError as error:
         return f"manifest.json: {error.strerror}"
     except ValidationError:

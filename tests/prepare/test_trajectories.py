@@ -295,7 +295,7 @@ def test_parquet_is_written_when_all_is_done_and_trains(folder):
         ({"trajectories__prompt_length": "all", "trajectories__responses": "forced"}, "leaves no response"),
         (
             {"sampler__edit_threshold": "0.9", "trajectories__responses": "forced"},
-            "edit_threshold = 0.9 changes tokens",
+            "edit_threshold = 0.9 changes what trajectories.responses",
         ),
     ],
 )
