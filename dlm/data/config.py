@@ -27,13 +27,9 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     document: Literal["file", "paragraph", "line"] = Field(
         default="file", description="source = text: what one document is; paragraphs are separated by blank lines."
     )
-    text_fields: tuple[str, ...] = Field(
-        default=("text",), description="Columns (jsonl, datasets) that make the text of a row, joined by a newline."
-    )
+    text_fields: tuple[str, ...] = Field(default=("text",), description="Columns (jsonl, datasets) with the text.")
 
-    dataset: str | None = Field(
-        default=None, description="Hub id or local folder, or the builder json, text or parquet together with `paths`."
-    )
+    dataset: str | None = Field(default=None, description="Hub id, folder, or json, text, parquet with `paths`.")
     dataset_config: str | None = Field(default=None, description="Configuration (subset) of the dataset.")
     split: str = Field(default="train", description="Split of the dataset that training reads.")
     heldout_split: str | None = Field(default=None, description="Held-out split; none: a hash of each row decides.")

@@ -79,7 +79,7 @@ class Writer:
         task.done.set_running_or_notify_cancel()  # what was accepted is stored: it cannot be cancelled any more
         with self.changed:
             if self.on_full == "raise" and len(self.queue) >= self.queue_size:
-                raise StoreError(f"trace {source.request_id[:60]!r}: {self.queue_size} traces wait to be stored")
+                raise StoreError(f"trace {source.request_id[:60]!r}: {self.queue_size} traces wait to be written")
             self.changed.wait_for(lambda: self.closing or len(self.queue) < self.queue_size)
             if self.closing:
                 raise UserError(f"trace {source.request_id[:60]!r}: the store is closed")
