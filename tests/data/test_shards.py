@@ -71,7 +71,7 @@ def test_a_crash_costs_one_shard(
     half = DataConfig(source="tokens", paths=(str(tmp_path / "out"),))
     with pytest.raises(UserError, match="not finished; run it again"):
         build_stream(half, tokenizer, 16)
-    with pytest.raises(UserError, match="half-written"):
+    with pytest.raises(UserError, match="unfinished shards"):
         prepare(data, tokenizer, tmp_path / "out", 8, shard_samples=6)
     assert prepare(data, tokenizer, tmp_path / "out", 16, shard_samples=6) == whole
     assert written[2:] == ["00002.parquet", *written[3:]]
