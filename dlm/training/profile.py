@@ -106,7 +106,8 @@ class Profile:
             if self._profiler:
                 self._profiler.stop()
                 if self.steps <= c.wait + c.warmup:
-                    say(f"profile.trace: the run ended after {self.steps} of {c.wait} + {c.warmup} steps before it")
+                    early = f"in the {c.wait} + {c.warmup} before recording"
+                    say(f"profile.trace: the run ended after {self.steps} steps, {early}")
             self._dump()
 
     def step(self, step: int) -> None:
