@@ -11,10 +11,10 @@ import pytest
 from dlm.errors import UserError
 from dlm.trace import TraceStore, from_map
 from dlm.trace.connection import TABLES
-from dlm.trace.session import StoreError
 from dlm.trace.dictionaries import GUARDS
 from dlm.trace.facts import digest
 from dlm.trace.reader import TraceReader
+from dlm.trace.session import StoreError
 from tests.trace.conftest import PIECES
 from tests.trace.stress import stress
 from tests.trace.worker import known, made

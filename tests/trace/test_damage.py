@@ -8,8 +8,8 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.trace import TraceStore
-from dlm.trace.session import StoreError
 from dlm.trace.facts import digest
+from dlm.trace.session import StoreError
 from tests.trace.flips import flips
 from tests.trace.worker import made
 
