@@ -138,9 +138,9 @@ def test_states_of_a_growing_canvas():
         (lambda: Recorder("x", keep="tokens+logits"), "cannot keep 'logits'; known: tokens, masks, confidence"),
         (lambda: Recorder("x", [[1], [2]]), r"takes \(l,\) or \(1, l\) ids, not \(2, 1\)"),
         (lambda: from_states("x", [[1, 2], [1]], 0), "shrank from 2 to 1"),
-        (lambda: from_map("x", [1, 2], [0], 0), "must be one row each"),
+        (lambda: from_map("x", [1, 2], [0], 0), "must be a row each"),
         (lambda: from_map("x", [1, 2], [0, 5], 0, num_steps=3), "a token of step 5, but num_steps = 3"),
-        (lambda: event(REPLACE), "revises position 0, where there is no token yet"),
+        (lambda: event(REPLACE), "revises position 0, which has no token"),
         (lambda: event(SET, step=4), "must come step by step, from 0 to 1"),
     ],
 )
