@@ -81,10 +81,14 @@ def attention(lm: LM, rows: int, context: int, forwards: int) -> None:
             F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
 
 
-def dual(lm: LM, context: int, block: int, blocks: int, steps: int) -> None:
-    """The products and the attention of all forwards with a dual cache: a full one a block, then the block's rows."""
+def dual(lm: LM, context: int, block: int, blocks: int, steps: int) -> int:
+    """The products and the attention of all forwards with a dual cache: a full one a block, then the block's rows.
+
+    Returns how many forwards that are.
+    """
     for _ in range(blocks):
         products(lm, context, 1, decided=block)
         attention(lm, context, context, 1)
         products(lm, block, steps // blocks - 1)
         attention(lm, block, context, steps // blocks - 1)
+    return steps
