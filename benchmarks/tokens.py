@@ -29,7 +29,7 @@ import dlm
 
 STEPPED = ("low_confidence", "random", "margin", "entropy")  # rules that follow `steps`
 RULES: dict[str, dict[str, Any]] = {  # with what each reads
-    **dict.fromkeys(STEPPED, {}),
+    **{rule: {} for rule in STEPPED},
     "threshold": {"threshold": 0.5},
     "factor": {"factor": 0.9},
     "entropy_bound": {"gamma": 0.5},

@@ -6,6 +6,7 @@ import pytest
 from dlm.errors import UserError
 from dlm.trace import Recorder, TraceStore, from_events, from_map, from_states
 from dlm.trace.events import ACCEPT, MASK, NO_MASK, REJECT, REPLACE, SET
+from tests.trace.states import states
 from tests.trace.synthetic import MASK_ID, run
 
 
@@ -154,3 +155,7 @@ def test_what_is_refused(make, message):
 def event(kind: int, step: int = 0):
     columns = np.array([[step], [0], [kind], [5]])
     return from_events("x", np.array([0, 0]), columns, mask_id=0, num_steps=2)
+
+
+def test_every_state_of_engine_and_dice_comes_back():
+    assert states(15)["traces"] == 15
