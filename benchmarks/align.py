@@ -14,8 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from contenders import DATA, QUIET
 from measuring import RESULTS, parser, quartiles, ratios, shown, timed, write
-from train import DATA, QUIET, SHAPES, network_of, tokenizer_of
+from train import SHAPES, network_of, tokenizer_of
 
 TARGETS = {"live": 1.6, "cached": 1.1}
 
