@@ -27,7 +27,17 @@ import bare
 import torch
 import torch.nn.functional as F
 from kernels import copy_bandwidth
-from measuring import RESULTS, Job, in_turns, machine, parser, ratios, spread, timed, write
+from measuring import (
+    RESULTS,
+    Job,
+    in_turns,
+    machine,
+    parser,
+    ratios,
+    spread,
+    timed,
+    write,
+)
 
 import dlm
 from dlm.kernels.c import native

@@ -6,12 +6,13 @@ Every figure is of a process of its own, since how threads wait is settled when 
 each is set against the single thread of its own round: others' work then falls on all of them alike.
 """
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 from statistics import median
+
+from measuring import parser, ratios, shown, spread
 
 from dlm.cli.threads import BRIEFLY, NAMES
 
@@ -54,11 +55,11 @@ def seconds(environment: dict[str, str], native: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--native", choices=["0", "1"], default="1", help="0: torch's kernels instead of those in C")
-    parser.add_argument("--loads", nargs="*", choices=["as it is", "busy"], default=["as it is", "busy"])
-    options = parser.parse_args()
+    words = parser(__doc__)
+    words.add_argument("--rounds", type=int, default=5)
+    words.add_argument("--native", choices=["0", "1"], default="1", help="0: torch's kernels instead of those in C")
+    words.add_argument("--loads", nargs="*", choices=["as it is", "busy"], default=["as it is", "busy"])
+    options = words.parse_args()
     cores = len(os.sched_getaffinity(0))
     for load in options.loads:
         count = cores if load == "busy" else 0
@@ -72,16 +73,16 @@ def main() -> None:
             for process in busy:
                 process.kill()
         print(f"\n{load}: {count} busy loops on {cores} cores; load average {os.getloadavg()[0]:.1f}")
-        print(f"{'':42} wall s   CPU s   wall ×  (least–most)    CPU ×  (least–most)")
+        print(f"{'':42} wall s   CPU s   wall × (least–most)  CPU × (least–most)")
         for name in rounds[0]:
             print(f"{name:42} {_columns(name, rounds)}")
 
 
 def _columns(name: str, rounds: list[dict[str, tuple[float, float]]]) -> str:
     medians = [median(each[name][k] for each in rounds) for k in (0, 1)]
-    ratios = [sorted(each[name][k] / each["1 thread"][k] for each in rounds) for k in (0, 1)]
-    spread = [f"{median(each):7.2f}  ({each[0]:.2f}–{each[-1]:.2f})".ljust(23) for each in ratios]
-    return f"{medians[0]:6.2f}  {medians[1]:6.2f} {''.join(spread)}"
+    columns = [[[each[which][k] for each in rounds] for which in (name, "1 thread")] for k in (0, 1)]
+    times = "".join(shown(spread(ratios(*column))).rjust(20) for column in columns)
+    return f"{medians[0]:6.2f}  {medians[1]:6.2f} {times}"
 
 
 if __name__ == "__main__":
