@@ -74,7 +74,6 @@ CAUSAL = ("qwen2", "qwen3", "llama")
 
 
 def shapes(config: dict[str, Any]) -> dict[str, torch.Size]:
-    """Name and shape of each tensor of such a checkpoint."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         LM(Transformer(config_from_hub(config)), None, "random").save(folder)

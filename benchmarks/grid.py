@@ -58,7 +58,6 @@ def finished(results: Runs, name: str) -> list[Result]:
 
 
 def summary(results: Runs) -> dict[str, Result]:
-    """Each row over its seeds."""
     levels = [SLACK * r["frontier"][0]["bits"] for r in finished(results, "random")]
     rows: dict[str, Result] = {}
     for name, seeds in results.items():
@@ -111,7 +110,6 @@ def claims(results: Runs) -> list[str]:
 
 
 def written(report: Result) -> str:
-    """The table and the claims as Markdown."""
     lines = []
     for name, row in report["rows"].items():
         line = {"row": f"{name}: {ROWS[name]}"}

@@ -59,7 +59,6 @@ def main() -> None:
 
 
 def prompt(task: LineTask, hole: str) -> str:
-    """The line's surroundings with the hole in its place."""
     before, after = task.prefix[-CONTEXT:], task.suffix[:CONTEXT]
     return hole.join(text.replace("[MASK", "\\[MASK") for text in (before, after))
 
@@ -69,7 +68,6 @@ def alike(task: LineTask, result: dlm.Generation) -> float:
 
 
 def hole(result: dlm.Generation) -> str:
-    """The one hole's text."""
     assert result.holes is not None
     return result.holes[0]
 

@@ -61,7 +61,6 @@ def in_turns(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and most."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 

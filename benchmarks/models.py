@@ -96,7 +96,6 @@ def _one(name: str, options: argparse.Namespace) -> None:
 
 
 def measure(name: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one model, as plain values."""
     import dlm
 
     lm = dlm.load(model, dtype=options.dtype, device=options.device)

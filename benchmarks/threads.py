@@ -29,7 +29,6 @@ print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]))
 
 
 def variants(cores: int) -> dict[str, dict[str, str]]:
-    """Environment of each."""
     all_of_them = {"OMP_NUM_THREADS": str(cores)}
     return {
         "1 thread": {"OMP_NUM_THREADS": "1"},

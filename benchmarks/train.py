@@ -165,7 +165,6 @@ def _speed(result: dict[str, Any], plan: dict[str, Any]) -> float:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The summary as a Markdown table."""
     from dlm.evaluation.table import markdown
 
     results = report["results"]

@@ -56,7 +56,6 @@ class Canvas:
 
     @property
     def share(self) -> float:
-        """Filled share of what was to fill."""
         return self.filled / max(1, self.filled + int(self.masked.sum()))
 
     def style(self, position: int) -> str:

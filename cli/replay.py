@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def _delay(text: str) -> float:
-    """Seconds that a step is shown."""
     try:
         delay = float(text)
     except ValueError:
@@ -142,7 +141,6 @@ def _verify(path: Path, trace: "Trace", options: Options) -> int:
 
 
 def _fork(path: Path, trace: "Trace", options: Options) -> int:
-    """Run on from a step with other settings, and store the child."""
     step, name, overwrite = options.value("--fork-at"), options.value("--as"), "--overwrite" in options.given
     if not 0 <= step <= trace.num_steps:
         raise UserError(f"--fork-at {step}: the trace has steps 0 to {trace.num_steps}")

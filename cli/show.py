@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 def lm_of(section: ModelSection) -> "LM":
-    """The model of a section, loaded once."""
     return _load(**section.model_dump())
 
 
@@ -100,7 +99,6 @@ class Printer:
             self.sink.truncate(0)
 
     def _write(self, line: str) -> None:
-        """One more line of --output."""
         assert self.sink is not None
         try:
             if not self.written:

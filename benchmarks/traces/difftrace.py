@@ -25,7 +25,6 @@ TEXT = (
 
 
 def measure(checkout: Path, seconds: float, traces: list[Trace]) -> list[dict[str, Any]]:
-    """Rows of ours and theirs."""
     peer, traces = _Peer(checkout), traces[:COMPARED]
     with tempfile.TemporaryDirectory() as folder:
         path, other = Path(folder) / "traces.db", Path(folder) / "difftrace"

@@ -115,7 +115,6 @@ def measure(config: BenchConfig, lm: "LM", say: Say, make_engine: MakeEngine | N
 
 
 def engine_of(lm: "LM", config: EngineConfig) -> Engine:
-    """The engine a config describes."""
     from dlm.inference.engine import Engine
 
     return Engine.of(lm, config)
@@ -154,7 +153,6 @@ def warm_up(engine: Engine, prompts: Sequence[list[int]], settings: dict[str, An
 
 
 def _marks(grades: Sequence[Grade | None]) -> dict[str, float | int]:
-    """How many of the graded answers are right."""
     graded = [g for g in grades if g is not None]
     correct = sum(g.correct for g in graded)
     return {

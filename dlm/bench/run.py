@@ -37,7 +37,6 @@ def wanted(config: BenchConfig, subcommand: str | None) -> list[str]:
 
 
 def measure(config: BenchConfig, section: str, say: Say) -> Finding:
-    """Run one section."""
     if config.threads is not None:
         import torch
 
