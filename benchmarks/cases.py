@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,9 +43,8 @@ class Attention:
         tensors = self.tensors(device, dtype, seed)
         return lambda: paged_attention(*tensors)
 
-    def tensors(
-        self, device: torch.device, dtype: torch.dtype, seed: int
-    ) -> tuple[Tensor, Tensor, Tensor, Spans, int | None]:
+    def tensors(self, device: torch.device, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """The arguments of paged_attention."""
         each = -(-self.context // self.page_size)
         pages = list(range(self.batch * each))
         random.Random(seed).shuffle(pages)

@@ -42,14 +42,8 @@ def variants(cores: int) -> dict[str, dict[str, str]]:
 def seconds(environment: dict[str, str], native: str) -> tuple[float, float]:
     """Wall and CPU seconds of one decode, in a new process."""
     clean = {name: value for name, value in os.environ.items() if name not in (*NAMES, "OMP_NUM_THREADS")}
-    run = subprocess.run(
-        [sys.executable, "-c", DECODE],
-        env={**clean, **environment, "DLM_NATIVE": native},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    wall, cpu = json.loads(run.stdout)
+    given = {**clean, **environment, "DLM_NATIVE": native}
+    wall, cpu = json.loads(subprocess.check_output([sys.executable, "-c", DECODE], env=given))
     return wall, cpu
 
 
@@ -64,10 +58,8 @@ def main() -> None:
         count = cores if load == "busy" else 0
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
         try:
-            rounds = [
-                {name: seconds(given, options.native) for name, given in variants(cores).items()}
-                for _ in range(options.rounds)
-            ]
+            kinds = variants(cores).items()
+            rounds = [{name: seconds(given, options.native) for name, given in kinds} for _ in range(options.rounds)]
         finally:
             for process in busy:
                 process.kill()

@@ -76,9 +76,10 @@ def timed_notes() -> Iterator[list[int]]:
     taken: list[int] = []
     original = batch.note
 
-    def note(*what: Any) -> None:
-        with timing(taken):
-            original(*what)
+    def note(*what: Any) -> None:  # a call of microseconds: without `timing`, which takes some itself
+        started = time.perf_counter_ns()
+        original(*what)
+        taken.append(time.perf_counter_ns() - started)
 
     with patch.object(batch, "note", note):
         yield taken
