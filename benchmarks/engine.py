@@ -17,13 +17,11 @@ machine threads that wait for each other stretch wall-clock time; the products b
 import argparse
 import json
 import statistics
-import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import bare
+import fast_dllm
 import torch
 import torch.nn.functional as F
 from kernels import copy_bandwidth
@@ -52,6 +50,8 @@ SHAPES: dict[str, dict[str, int]] = {
         "hidden_size": 4096, "num_hidden_layers": 32, "heads": 32, "intermediate_size": 12288, "vocab_size": 126464,
     },
 }  # fmt: skip
+LLADA: dict[str, Any] = {"model_type": "llada", "mask_in_softmax": True, "max_position_embeddings": 4096}
+LLADA |= {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5}
 
 
 @subnormals_as_zeros()  # as dlm does for itself; so the peer has it too
@@ -93,22 +93,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 def make(options: argparse.Namespace) -> LM:
     """Random weights in LLaDA's shape; without an end-of-text, so that everyone writes all of it."""
-    shape = {**SHAPES[options.shape]}
+    shape = SHAPES[options.shape] | ({"vocab_size": options.vocab} if options.vocab else {})
     heads = shape.pop("heads")
-    if options.vocab:
-        shape["vocab_size"] = options.vocab
-    config = ModelConfig(
-        model_type="llada",
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=shape["hidden_size"] // heads,
-        rope_theta=500_000.0,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=4096,
-        mask_token_id=shape["vocab_size"] - 1,
-        mask_in_softmax=True,
-        **shape,
-    )
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": shape["hidden_size"] // heads}
+    config = ModelConfig(mask_token_id=shape["vocab_size"] - 1, **LLADA, **shape)
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     with torch.device(options.device):
         torch.set_default_dtype(dtype)
@@ -127,9 +115,11 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     prompt = _prompt(lm, options.prompt)
     whole, blocks = len(prompt) + options.gen, options.gen // options.block
     numbers: dict[str, Any] = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
+    theirs: dict[str, Job] = {}
+    if options.peer_path:
+        theirs = fast_dllm.jobs(options.peer_path, lm, prompt, threshold=options.threshold, **numbers)
     if options.threshold is not None:
         numbers |= {"rule": "threshold", "threshold": options.threshold}
-    theirs = _peer(lm, prompt, options) if options.peer_path else {}
     jobs: dict[str, Job] = {}
     for cache in options.caches:  # those that are compared run one after the other
         jobs[f"ours {cache}"] = _ours(lm, [prompt], cache=cache, **numbers)
@@ -220,37 +210,6 @@ def roofline(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
         "copy_bandwidth_gb_s": bandwidth / 1e9,
         "ms_its_bytes_need": 1e3 * needed,
         "times_the_roofline": min(taken) / needed,
-    }
-
-
-def _peer(lm: LM, prompt: list[int], options: argparse.Namespace) -> dict[str, Job]:
-    """Fast-dLLM's two samplers on its own network with our weights."""
-    sys.path.insert(0, str(options.peer_path / "llada"))
-    import generate as theirs  # type: ignore
-    from model.configuration_llada import LLaDAConfig  # type: ignore
-    from model.modeling_llada import LLaDAModelLM  # type: ignore
-    from safetensors.torch import load_file
-
-    with tempfile.TemporaryDirectory() as folder:
-        lm.save(folder)
-        config = json.loads((Path(folder) / "config.json").read_text("utf-8"))
-        skipped = ("architectures", "auto_map", "model_type", "torch_dtype", "dtype", "transformers_version")
-        settings = LLaDAConfig(**{k: v for k, v in config.items() if k not in skipped})
-        settings.init_device, settings.flash_attention, settings.use_cache = "cpu", False, True
-        network = LLaDAModelLM(settings, init_params=False).float().eval()
-        network.load_state_dict(load_file(Path(folder) / "model.safetensors"))
-    network = network.to(device=lm.device, dtype=lm.dtype)
-    ids = torch.tensor([prompt], device=lm.device)
-    numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
-    numbers |= {"mask_id": lm.mask_id, "threshold": options.threshold}
-
-    def run(sampler: Callable[..., tuple[torch.Tensor, int]]) -> tuple[list[int], int]:
-        out, forwards = sampler(network, ids, **numbers)
-        return out[0, len(prompt) :].tolist(), forwards
-
-    return {
-        "prefix": lambda: run(theirs.generate_with_prefix_cache),
-        "dual": lambda: run(theirs.generate_with_dual_cache),
     }
 
 

@@ -87,11 +87,9 @@ def caches(name: str) -> dict[str, dict[str, Any]]:
     """Every cache that the family allows."""
     if name not in BIDIRECTIONAL:
         return {"none": {"cache": "none"}, "exact": {"cache": "exact", "page_size": 4}}
-    found: dict[str, dict[str, Any]] = {"none": {"cache": "none"}}
-    for kind in ("prefix", "dual"):
-        found[kind] = {"cache": kind}
-        found[f"{kind} refreshed"] = {"cache": kind, "refresh_interval": 3, "cache_delay": 2, "page_size": 8}
-    return found
+    found: dict[str, dict[str, Any]] = {kind: {"cache": kind} for kind in ("none", "prefix", "dual")}
+    refreshed = {"refresh_interval": 3, "cache_delay": 2, "page_size": 8}
+    return found | {f"{kind} refreshed": {"cache": kind, **refreshed} for kind in ("prefix", "dual")}
 
 
 class Recorder:
