@@ -8,6 +8,7 @@ from dlm.trace import Recorder, TraceStore, from_events, from_map, from_states
 from dlm.trace.config import TraceConfig
 from dlm.trace.events import ACCEPT, MASK, NO_MASK, REJECT, REPLACE, SET
 from tests.refusals import refused
+from tests.trace.states import states
 from tests.trace.synthetic import MASK_ID, run
 
 
@@ -161,4 +162,8 @@ def test_defaults_are_the_stores():
 
 @pytest.mark.parametrize("value", ["tokens+logits", ""])
 def test_granularity_is_checked(value):
-    refused("cannot be kept; known: tokens, masks", check, TraceConfig, {"keep": value}, "x.toml")
+    refused("cannot keep .*; known: tokens, masks", check, TraceConfig, {"keep": value}, "x.toml")
+
+
+def test_every_state_of_engine_and_dice_comes_back():
+    assert states(15)["traces"] == 15
