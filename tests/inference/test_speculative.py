@@ -321,6 +321,67 @@ def test_drafts_of_other_models_are_refused(tmp_path):
         engine.add_request([1], draft=True, **LONE)
 
 
+def loop(lm, draft: Draft, prompt: list[int], gen_length: int, length: int) -> tuple[list[int], list[int]]:
+    """Greedy DFlash by the paper, everything computed anew at each step: the text, and what each verification added."""
+
+    @torch.no_grad()
+    def favourites(text):
+        taps: dict[int, torch.Tensor] = {}
+        hidden = lm.network.hidden(torch.tensor([text]), taps=taps)
+        return lm.network.head(hidden)[0].argmax(-1).tolist(), draft.features(taps)
+
+    text, end, accepted = list(prompt), len(prompt) + gen_length, []
+    text.append(favourites(text)[0][-1])
+    while len(text) < end:
+        anchor = len(text) - 1
+        rows = min(length + 1, end - anchor)
+        block = [text[-1], *[draft.config.mask_token_id] * (rows - 1)]
+        with torch.no_grad():
+            positions = torch.arange(anchor, anchor + rows)[None]
+            context = favourites(text[:-1])[1]
+            hidden = draft(torch.tensor([block]), positions, context, torch.arange(anchor)[None])
+            logits = draft.logits(hidden)[0, 1:]
+            if (selector := draft.candidate_selector) is None:
+                drafts = logits.argmax(-1).tolist()
+            else:
+                drafts, before = [], text[-1]
+                values, tokens = selector.candidates(logits)
+                for i in range(rows - 1):
+                    scores = selector.scores(torch.tensor(before), hidden[0, i + 1], values[i], tokens[i])
+                    before = int(tokens[i][scores.argmax()])
+                    drafts.append(before)
+        answers = favourites([*text, *drafts])[0][anchor:]
+        count = next((i for i, (a, b) in enumerate(zip(drafts, answers, strict=False)) if a != b), rows - 1) + 1
+        count = min(count, end - len(text))
+        accepted.append(count)
+        text += answers[:count]
+    return text[len(prompt) :], accepted
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "sliding"])
+def test_blocks_are_drafted_and_kept_as_in_a_loop_without_caches(kind):
+    """Of a vocabulary so small that random drafts are often right. z-lab's own package gives the same."""
+    shape = {**FAMILIES["llama"], "vocab_size": 12, "num_hidden_layers": 5}
+    lm = tiny_lm(7, spread=0.4, **shape)
+    more = {"dflash": {}, "dflash2": speculative.SECOND, "sliding": {"windows": (6, None), "causal": (True, False)}}
+    draft = Draft.fresh(
+        lm, num_layers=2, block_size=6, mask_token_id=11, generator=torch.Generator().manual_seed(5), **more[kind]
+    )
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in draft.named_parameters():
+            if "projection" in name or "codebook" in name:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    draw = np.random.default_rng(1)
+    kept = 0
+    for length in (2, 4, 5, 5):
+        prompt, size = draw.integers(0, 11, draw.integers(2, 20)).tolist(), int(draw.integers(2, 24))
+        (result,) = dlm.generate(lm, [prompt], draft=draft, draft_length=length, gen_length=size, page_size=8)
+        assert (result.tokens, result.accepted) == loop(lm, draft, prompt, size, length)
+        kept += sum(result.accepted) - len(result.accepted)
+    assert kept > 0
+
+
 class Spy(Told):
     """Keeps what it is shown of the target."""
 
