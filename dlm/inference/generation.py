@@ -111,7 +111,9 @@ def continue_all(
     """`generate` with its settings as objects."""
     _check_size(batch_size)
     names = {"where": "generate()", "request_ids": request_ids, "unique": trace is not None}
-    require_wanted({name for name in DRAFTED if getattr(sampler, name) != DRAFTED[name]}, draft is not None, "generate()")
+    require_wanted(
+        {name for name in DRAFTED if getattr(sampler, name) != DRAFTED[name]}, draft is not None, "generate()"
+    )
     decodings = continuations(lm, prompts, sampler, **names)
     draft = named(draft, lm, "generate()")
     if not decodings:

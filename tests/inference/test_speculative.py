@@ -77,6 +77,7 @@ def test_end_of_text_inside_a_block_ends_the_text():
     results = dlm.generate(lm, given, draft=drafter, **settings)
     assert [result.tokens for result in results] == texts
     assert all(sum(result.accepted) == len(result.tokens) - 1 for result in results)
+    assert all(result.nfe == 1 + len(result.accepted) for result in results)  # nothing is decoded after the end
 
 
 def test_a_text_that_ends_with_its_first_token():
@@ -197,7 +198,7 @@ def test_a_trace_is_verified_and_forked_without_its_draft(temperature, tmp_path)
     lm, given = target(1), small(4)
     settings = {"gen_length": 20, "temperature": temperature, "seed": 4}
     drafter = told(lm, given, 0.7, **settings)
-    with dlm.TraceStore(tmp_path / "t.db") as store:
+    with dlm.TraceStore(tmp_path / "t.db", keep=("tokens", "digests")) as store:
         names = [str(i) for i in range(4)]
         results = dlm.generate(lm, given, draft=drafter, trace=store, request_ids=names, **settings)
         store.flush()
@@ -207,6 +208,7 @@ def test_a_trace_is_verified_and_forked_without_its_draft(temperature, tmp_path)
             kept = sum(result.accepted) - len(result.accepted)  # each verification's last token is the target's own,
             assert kinds.count(ACCEPT) - kept in (0, 1)  # unless a draft ended the text
             assert kinds.count(ACCEPT) + kinds.count(REJECT) == sum(result.drafted)
+            trace.check()  # each state is the canvas that the engine had
             assert verify(lm, trace).identical
             assert trace.tokens[len(prompt) :][: len(result.tokens)].tolist() == result.tokens
             again = fork(lm, trace, trace.num_steps // 2)  # goes on without drafts
@@ -420,4 +422,6 @@ def test_steps_tell_what_was_kept_and_refused():
     assert kept + refused == sum(result.drafted)
     assert kept - (sum(result.accepted) - len(result.accepted)) in (0, 1)
     for event in events:
-        assert event.refused is None or not (event.drafted & (event.refused >= 0)).any()
+        if event.refused is not None:
+            assert not (event.drafted & (event.refused >= 0)).any()
+            assert (event.canvas[(event.refused >= 0) & ~event.committed] == 0).all()
