@@ -16,7 +16,7 @@ COMMAND = Command(
     name="dlm-export",
     summary="Write a model as a folder that transformers reads. Causal models of family llama, qwen2 or qwen3 need no "
     "code; a folder of family dlm holds its own, for AutoModel.from_pretrained(OUT, trust_remote_code=True).",
-    words=(Word(name="FOLDER", required=False, help="The model: a folder, a bundled name or a hub id."),),
+    words=(Word(name="FOLDER", required=False, help="The model: a folder, a GGUF file, a bundled name or a hub id."),),
     flags=(
         Flag(name="--to", metavar="OUT", help="The folder to write; an earlier checkpoint there is replaced."),
         Flag(

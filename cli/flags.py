@@ -35,7 +35,7 @@ def model_flag(key: str, meaning: str = "The model") -> Flag:
         name="--model",
         metavar="NAME",
         sets=key,
-        help=f"{meaning}: a bundled model (pico, sudoku), a folder, or a hub id. Short for --{key}.",
+        help=f"{meaning}: a bundled model (pico, sudoku), a folder, a GGUF file, or a hub id. Short for --{key}.",
     )
 
 
