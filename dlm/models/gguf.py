@@ -15,7 +15,7 @@ from dlm.data.gguf import Header, read_header
 from dlm.data.gguf_tokenizer import ends_of
 from dlm.errors import UserError
 from dlm.models.config import ModelConfig
-from dlm.models.gguf_weights import DIVISORS, Weights, first_part
+from dlm.models.gguf_weights import DIVISORS, Weights, first_part, parts_of
 from dlm.models.rope import rope_frequencies
 
 TRANSFORMERS_KEYS = {
@@ -88,7 +88,7 @@ STORED = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 def settings_of(path: Path) -> dict[str, Any]:
     """config.json as the family of this file would have it. UserError for what cannot be read, by name."""
-    header = read_header(path)
+    header = read_header(parts_of(path)[0])
     name = header.text("general.architecture")
     if name not in ARCHITECTURES:
         raise UserError(
