@@ -5,7 +5,8 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "config": ["TrajectoriesConfig"],
+        "config": ["ResponsesConfig", "TrajectoriesConfig"],
+        "responses": ["respond"],
         "trajectories": ["prepare"],
     },
 )
