@@ -125,7 +125,7 @@ class ResponsesConfig(BaseModel):
 
     model: ModelSection = Field(default=ModelSection(), description="The model that answers.")
     sampler: SamplerConfig = Field(
-        default=SamplerConfig(temperature=0.7, gen_length="auto", max_gen_length=512), description="How it decodes."
+        default=SamplerConfig(temperature=0.7, gen_length="auto"), description="How it decodes."
     )
     engine: EngineConfig = Field(default=EngineConfig(), description="How prompts are run together.")
     responses: ResponsesSection = Field(
