@@ -60,9 +60,9 @@ def find(name: str | Path, revision: str | None = None, files: Sequence[str] = H
         if path.is_dir() or is_gguf(path):
             return path
         if path.exists():
-            raise UserError(f"{name} is a file, and no GGUF one; give the checkpoint's folder ({path.parent})")
+            raise UserError(f"{name} is a file; give the checkpoint's folder ({path.parent}), or a GGUF file")
         if path.suffix == ".gguf":
-            raise UserError(f"no model {text!r}: no such file{_beside(path)}")
+            return _hub_file(text, revision, path)
     except UserError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, nobody's home folder
@@ -78,6 +78,18 @@ def find(name: str | Path, revision: str | None = None, files: Sequence[str] = H
             '("main")'
         )
     return _download(text, revision, files)
+
+
+def _hub_file(text: str, revision: str | None, path: Path) -> Path:
+    """A GGUF file that lies in a repository of the hub, as owner/name/file.gguf; all its parts, where it was split."""
+    owner, _, rest = text.partition("/")
+    name, _, file = rest.partition("/")
+    if not file or text.startswith((".", "/", "~")) or path.parent.is_dir():
+        raise UserError(f"no model {text!r}: no such file{_beside(path)}; one of the hub is owner/name/file.gguf")
+    found = _download(f"{owner}/{name}", revision, [file.replace("-00001-of-", "-*-of-")]) / file
+    if not found.is_file():
+        raise UserError(f"no model {text!r}: the hub's {owner}/{name} has no {file}")
+    return found
 
 
 def find_tokenizer(name: str | Path) -> Path:
@@ -96,7 +108,7 @@ def _beside(path: Path) -> str:
     """What there is in place of a folder that is not there, or of the first one above it that is not."""
     while not path.parent.is_dir():
         path = path.parent
-    if path.parent == Path():
+    if path.parent == Path() and path.suffix != ".gguf":
         return ""
     there = sorted(e.name for e in path.parent.iterdir() if e.is_dir() or (e.suffix == path.suffix == ".gguf"))
     if not there:

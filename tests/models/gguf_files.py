@@ -43,7 +43,6 @@ def write(
     packing: str = "F32",
     keys: dict[str, Any] | None = None,
     extra: dict[str, np.ndarray] | None = None,
-    name: str = "model.gguf",
     tokens: bool = True,
 ) -> Path:
     """`folder`/model.gguf, and `folder`/twin: a folder of safetensors with the weights that the packing leaves.
@@ -55,7 +54,7 @@ def write(
     named = gguf.get_tensor_name_map(
         next(kind for kind, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture), config.num_hidden_layers
     )
-    writer = gguf.GGUFWriter(folder / name, architecture)
+    writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
     stated = {
         f"{architecture}.embedding_length": config.hidden_size,
         f"{architecture}.block_count": config.num_hidden_layers,
@@ -106,7 +105,7 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     save_file(twin, folder / "twin" / "model.safetensors", metadata={"format": "pt"})
-    return folder / name
+    return folder / "model.gguf"
 
 
 def vocabulary(size: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 import dlm
 from dlm import UserError
-from dlm.models import gguf_weights
+from dlm.models import finding, gguf_weights
 from dlm.models.loading import config_of
 
 from . import gguf_files, tiny
@@ -24,7 +24,7 @@ ALL = torch.ones(2, 11, dtype=torch.bool)
 
 
 def written(folder: Path, name: str = "llama", packing: str = "F32", **more: Any) -> Path:
-    options = {key: more.pop(key) for key in ("keys", "extra", "tokens", "name") if key in more}
+    options = {key: more.pop(key) for key in ("keys", "extra", "tokens") if key in more}
     return gguf_files.write(gguf_files.network(name, **more), gguf_files.CASES[name][0], folder, packing, **options)
 
 
@@ -179,7 +179,7 @@ def test_tokenizer_template_and_stops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", gguf_files.CASES)
 def test_an_exported_file_is_a_folder_of_its_family(name: str, tmp_path: Path) -> None:
-    from cli.export import main
+    from dlm.cli.export import main
 
     lm = dlm.load(written(tmp_path, name, "Q5_0"))
     assert main([str(tmp_path / "model.gguf"), "--to", str(tmp_path / "out"), "--dtype", "float32"]) == 0
@@ -194,7 +194,7 @@ def test_an_exported_file_is_a_folder_of_its_family(name: str, tmp_path: Path) -
 
 
 def test_commands_traces_and_training_take_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from cli.infer import main
+    from dlm.cli.infer import main
 
     file, store = written(tmp_path, "dream"), tmp_path / "traces.db"
     short = ["--sampler.gen_length", "4", "--sampler.steps", "2", "--json", "--quiet"]
@@ -321,7 +321,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"empty\.gguf cannot be read"):
         dlm.load(tmp_path / "empty.gguf")
     (tmp_path / "other.bin").write_text("hello")
-    with pytest.raises(UserError, match=r"is a file, and no GGUF one"):
+    with pytest.raises(UserError, match=r"is a file; give the checkpoint's folder .* or a GGUF file"):
         dlm.load(tmp_path / "other.bin")
     with pytest.raises(UserError, match=r"no such file; did you mean .*text\.gguf or "):
         dlm.load(str(tmp_path / "txt.gguf"))
@@ -338,6 +338,18 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_a_file_without_its_name_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     blob = written(tmp_path, "llama").rename(tmp_path / "sha256-0123")
     assert dlm.load(blob).config.model_type == "llama"
+
+
+def test_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(finding, "_download", lambda *given: asked.append(given) or tmp_path)
+    written(tmp_path, "llama").rename(tmp_path / "m-Q4_0.gguf")
+    assert dlm.load("owner/name/m-Q4_0.gguf", revision="v1").config.model_type == "llama"
+    with pytest.raises(UserError, match=r"the hub's owner/name has no big-00001-of-00003\.gguf"):
+        dlm.load("owner/name/big-00001-of-00003.gguf")
+    assert asked == [("owner/name", "v1", ["m-Q4_0.gguf"]), ("owner/name", None, ["big-*-of-00003.gguf"])]
+    with pytest.raises(UserError, match=r"no such file.*; one of the hub is owner/name/file\.gguf"):
+        dlm.load("./owner/name/m.gguf")
 
 
 def test_damage_ends_in_a_user_error(tmp_path: Path) -> None:
