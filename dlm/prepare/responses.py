@@ -41,7 +41,7 @@ class Answered:
     tokens: int
     """Written now, the unfinished ones' included."""
     seconds: float
-    """That decoding took."""
+    """From when the model was loaded."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def respond(config: ResponsesConfig) -> Answered:
     Answers that are there already, of the same weights and settings, are not made again: a stopped run goes on where it
     was. What an answer was decoded together with cannot change its tokens.
     """
-    r, console, started = config.responses, Console(stderr=True), monotonic()
+    r, console = config.responses, Console(stderr=True)
     if not r.paths:
         raise UserError("responses.paths is not set: name JSON lines with prompts (--responses.paths FILE.jsonl)")
     asked = islice(read_prompts(r), r.samples)
@@ -76,7 +76,7 @@ def respond(config: ResponsesConfig) -> Answered:
     with ExitStack() as stack:
         files = {True: _opened(stack, out), False: _opened(stack, unfinished_file(out))}
         done = _names(files[True]) | (set() if r.unfinished == "keep" else _names(files[False]))
-        lm = load(**config.model.model_dump())
+        lm, started = load(**config.model.model_dump()), monotonic()
         identity, made, unfinished, tokens, names = _identity(lm, config), 0, 0, 0, dict[str, None]()
         bar = stack.enter_context(Progress(*COLUMNS, console=console, disable=not console.is_terminal))
         task, rest, prompts = bar.add_task("prompts", total=r.samples), chain([first], asked), 0
