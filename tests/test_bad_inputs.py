@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sqlite3
+import struct
 import sys
 import tempfile
 from collections.abc import Callable
@@ -35,6 +36,10 @@ class Case:
     files: dict[str, str | bytes] = field(default_factory=dict)
     stdin: str | None = None
     edit: Callable[[Path], None] | None = None  # spoils a good checkpoint, ./model
+
+
+MAMBA = b"GGUF" + struct.pack("<IQQQ20sIQ5s", 3, 0, 1, 20, b"general.architecture", 8, 5, b"mamba")
+"""The header of a GGUF file, and all of it."""
 
 
 def case(room: str, what: str, argv: str, *says: str, **more) -> Case:
@@ -71,6 +76,7 @@ STORE = database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 MY = "dlm-infer --config my.toml"
+GGUF = "dlm-infer --model ./m.gguf --prompt x"
 LOAD = "dlm-infer --model.name ./model --prompt x"
 TEXT = "dlm-tokenizer --config my.toml"
 TINY = "dlm-train --config my.toml"
@@ -109,6 +115,10 @@ CASES = [
     case("data", "training without a tokenizer", "dlm-train --train.out run --train.steps 50", "train.tokenizer is not set"),
     case("checkpoint", "no such model", "dlm-infer --model.name piko --prompt x", "piko", "bundled models"),
     case("checkpoint", "a file for a folder", "dlm-infer --model.name ./my.toml --prompt x", "is a file; give the checkpoint's folder", files=config("")),
+    case("checkpoint", "a GGUF file that is none", GGUF, "m.gguf is no GGUF file", files={"m.gguf": "hello"}),
+    case("checkpoint", "a GGUF file that is cut off", GGUF, "m.gguf is cut off", files={"m.gguf": MAMBA[:60]}),
+    case("checkpoint", "a GGUF file of another architecture", GGUF, "general.architecture = 'mamba' is not supported; known: llama", files={"m.gguf": MAMBA}),
+    case("checkpoint", "a misspelt GGUF file", "dlm-infer --model ./n.gguf --prompt x", "no such file; did you mean m.gguf?", files={"m.gguf": MAMBA}),
     case("checkpoint", "a folder without config.json", LOAD, "config.json", edit=without("config.json")),
     case("checkpoint", "a config.json that is not JSON", LOAD, "config.json cannot be read as json", edit=cut("config.json", 20)),
     case("checkpoint", "an unknown family", LOAD, "model_type", "bert", "llada", edit=changed(model_type="bert")),

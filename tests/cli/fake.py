@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ class FakeLM:
 
     name: str = "fake"
     tokenizer: Any = field(default_factory=object)
+    config: Any = field(default_factory=lambda: SimpleNamespace(attention="bidirectional"))
 
     def encode(self, text: str) -> list[int]:
         bare = "".join(text.split()).replace(".", "0")
