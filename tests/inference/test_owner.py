@@ -10,6 +10,7 @@ import torch
 import dlm
 from dlm.errors import UserError
 from dlm.inference import Full
+from dlm.inference.events import Event
 
 from .requests import FAMILIES, RULE, prompts, tokens
 from .tiny import text_lm, tiny_lm
@@ -285,3 +286,63 @@ def test_reload_forgets_pages_that_other_weights_made():
     engine.step()
     with pytest.raises(UserError, match=r"reload\(\): 1 requests have begun"):
         engine.reload()
+
+
+class Growing(list):
+    """Events of a log whose other thread adds the last one, and closes it, while they are being read."""
+
+    def __init__(self, log, events, last):
+        super().__init__(events)
+        self.log, self.last = log, last
+
+    def _grow(self):
+        last, self.last = self.last, None
+        if last is not None:
+            self.append(last)
+            self.log.closed = True
+
+    def __len__(self):
+        length = super().__len__()
+        self._grow()
+        return length
+
+    def __getitem__(self, at):
+        found = super().__getitem__(at)
+        self._grow()
+        return found
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_a_follower_gets_the_event_that_another_thread_adds_as_it_closes_the_log(tasks):
+    engine = dlm.Engine(tiny_lm())
+    name = engine.add_request([1], gen_length=2, steps=1)
+    log = engine.batch.sequences[name].log
+    log.events = Growing(log, [], Event(request_id=name, error="the last"))
+
+    async def of_tasks():
+        return [event.error async for event in engine.astream_of(name)]
+
+    seen = asyncio.run(of_tasks()) if tasks else [event.error for event in engine.stream_of(name)]
+    assert "the last" in seen
+
+
+def test_generate_ends_with_an_error_where_another_thread_cancels_its_request():
+    inside, free, errors = threading.Event(), threading.Event(), []
+
+    def on_step(event):
+        inside.set()
+        assert free.wait(10)
+
+    def generate():
+        with pytest.raises(UserError, match="request 'mine': it was cancelled"):
+            engine.generate([[1]], request_ids=["mine"], **LONG)
+        errors.append("heard of it")
+
+    engine = dlm.Engine(tiny_lm(), on_step=on_step)
+    thread = threading.Thread(target=generate, daemon=True)
+    thread.start()
+    assert inside.wait(10)
+    engine.cancel("mine")
+    free.set()
+    thread.join(20)
+    assert errors and not engine.has_work and engine.stats().pages_used == 0
