@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +160,7 @@ class Answer(Response):
         await self._chunks(last, send, b"data: [DONE]\n\n")
         await send({"type": "http.response.body", "body": b""})
 
-    async def _news(self) -> Any:
+    async def _news(self) -> AsyncIterator[list[dict[str, Any]]]:
         """Chunks for what is new, until all choices are done. Raises Refusal where a request fails."""
         assert self.channel is not None
         if not self.ask.body.stream:
@@ -174,17 +174,18 @@ class Answer(Response):
 
     def _chunk(self, choice: Choice, item: Event | Note) -> list[dict[str, Any]]:
         """What one piece of news is in the stream."""
-        denoise = self.ask.body.stream_mode == "denoise"
+        denoise, streams = self.ask.body.stream_mode == "denoise", self.ask.body.stream
         if isinstance(item, Note):
             choice.note(item)
-            return [self.shape.step(choice.number, choice.step(item))] if denoise and not choice.done else []
+            wanted = denoise and streams and not choice.done
+            return [self.shape.step(choice.number, choice.step(item))] if wanted else []
         if item.error is not None and not choice.done:
             raise Refusal(500, f"the model could not finish this: {item.error}", code="decoding_failed")
         was_done = choice.done
         delta = choice.feed(item)
         if choice.done and not was_done and self._is_over(choice) and item.result is None:
             self.server.runner.end([item.request_id])  # what the cap cuts off need not be decoded
-        return [self.shape.chunk(choice.number, delta)] if delta.text or delta.tokens else []
+        return [self.shape.chunk(choice.number, delta)] if streams and (delta.text or delta.tokens) else []
 
     @property
     def _records(self) -> bool:
@@ -206,7 +207,7 @@ class Answer(Response):
         names = [d.request.request_id for d in self.ask.decodings if self.server.store.wants(d.request.request_id)]
         if choice is not None:
             return {"dlm": {**choice.facts(), "trace": names[choice.number] if len(names) > choice.number else None}}
-        facts = self.shape.whole(self.choices)["dlm"]
+        facts = self.shape.facts(self.choices)
         return {
             "dlm": {**facts, "traces": names} if len(self.choices) > 1 else {**facts, "trace": (names or [None])[0]}
         }

@@ -13,11 +13,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 import dlm
+from dlm.diffusion.unmask import RULES
 from dlm.errors import UserError
 from dlm.serving.answer import Answer, encoded
 from dlm.serving.ask import checked, refused
-from dlm.serving.choice import piece
 from dlm.serving.complaint import complaint
+from dlm.serving.echo import piece
 from dlm.serving.gate import Gate
 from dlm.serving.page import TRACE_POLICY, page
 from dlm.serving.refusal import Refusal
@@ -171,6 +172,7 @@ def _add_state(app: FastAPI, server: Server) -> None:
                 "infills": lm.mask_id is not None and lm.config.attention != "causal",
                 "traces": server.store is not None,
                 "needs_key": server.keys.needed,
+                "rules": {name: _settings_of(name) for name in RULES},
                 "max_tokens": server.config.serve.max_tokens,
                 "sampler": server.config.sampler.model_dump(mode="json", exclude={"seed", "num_samples"}),
             },
@@ -231,6 +233,11 @@ def _add_traces(app: FastAPI, server: Server) -> None:
         from dlm.trace import view
 
         return Response(view.page(await of(name, request.scope["dlm"].get("owner"))), headers=TRACE_POLICY)
+
+
+def _settings_of(rule: str) -> dict[str, Any]:
+    """The settings a rule reads, with their defaults."""
+    return {name: getattr(RULES[rule], name) for name in RULES[rule].settings()}
 
 
 async def _in_worker(server: Server, work: Callable[[], T]) -> T:

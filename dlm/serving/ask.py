@@ -17,6 +17,7 @@ from dlm.inference.readers import HOLES, SAMPLER_READERS
 from dlm.models.lm import LM
 from dlm.reading import unread
 from dlm.serving.config import ServeConfig
+from dlm.serving.echo import Token, prompt_tokens
 from dlm.serving.refusal import Refusal
 from dlm.serving.schema import RENAMED, ChatBody, Common, CompletionBody
 
@@ -36,6 +37,8 @@ class Ask:
     seed: int
     echoes: Sequence[str]
     """What stands before each choice's text."""
+    scored: Sequence[Sequence[Token]]
+    """The tokens of these, where their log-probabilities are wanted."""
     kind: str
     """text, infill or suffix."""
     top: int | None
@@ -91,11 +94,15 @@ def _checked(lm: LM, config: ServeConfig, body: Common) -> Ask:
         for number, decoding in enumerate(found)
     ]
     given = [len(d.request.ids) - sum(map(len, d.request.holes)) for d in decodings[:: body.n]]
+    scored: list[list[Token]] = [[] for _ in decodings]
+    if top is not None and isinstance(body, CompletionBody) and body.echo and kind == "text":
+        scored = [prompt_tokens(lm, d.request.ids, top) for d in decodings[:: body.n] for _ in range(body.n)]
     return Ask(
         **shared,
         decodings=decodings,
         cap=body.cap,
         echoes=[echo for echo in echoes for _ in range(body.n)],
+        scored=scored,
         kind=kind,
         prompt_tokens=sum(given),
     )
@@ -131,15 +138,15 @@ def _holed(config: ServeConfig, body: CompletionBody, prompts: list[Any]) -> tup
         raise Refusal(400, "holes are filled in texts: give prompt as text, not as token ids", param="prompt")
     if body.suffix is not None and body.infill:
         raise Refusal(400, "suffix and infill are two ways to mark a hole: give one of them", param="infill")
+    if body.echo:
+        raise Refusal(400, "echo is only read without holes: leave echo out", param="echo")
     if body.suffix is not None:
         size = _within(config, body.hole or body.cap or _canvas(config.sampler), "hole" if body.hole else "max_tokens")
         texts = [f"{plain(prompt)}[MASK:{size}]{plain(body.suffix)}" for prompt in prompts]
-        return texts, [prompt if body.echo else "" for prompt in prompts], "suffix"
+        return texts, [""] * len(prompts), "suffix"
     if body.cap is not None:
         why = "a hole's length stands in the prompt, as in [MASK:12]"
         raise Refusal(400, f"max_tokens ends a continuation, and {why}: leave max_tokens out", param="max_tokens")
-    if body.echo:
-        raise Refusal(400, "the answer of infill is the whole text already: leave echo out", param="echo")
     for number, prompt in enumerate(prompts):
         pieces = parse_holes(prompt, f"prompt {number}")
         _within(config, sum(piece.most or piece.hole for piece in pieces), "prompt")

@@ -11,17 +11,8 @@ from dlm.inference.request import Generation
 from dlm.inference.texts import TextStream
 from dlm.models.lm import LM
 from dlm.serving.ask import Ask
+from dlm.serving.echo import Token, piece
 from dlm.serving.notes import MASK, REPLACE, SET, Note
-
-
-@dataclass(frozen=True, kw_only=True)
-class Token:
-    """A token that was told, with its log-probability when it was committed."""
-
-    id: int
-    text: str
-    logprob: float
-    likeliest: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +37,7 @@ class Choice:
     """With log-probabilities, where they are wanted."""
     finish_reason: str | None = None
     result: Generation | None = None
-    times: Times = Times()
+    times: Times = field(default_factory=Times)
     nfe: int = 0
     _likeliest: dict[int, Sequence[tuple[int, float]]] = field(default_factory=dict)
 
@@ -64,9 +55,8 @@ class Choice:
 
     def begin(self) -> Delta:
         """What stands before the answer."""
-        echo = self.ask.echoes[self.number]
-        self.text = echo
-        return Delta(text=echo)
+        self.text, self.told = self.ask.echoes[self.number], list(self.ask.scored[self.number])
+        return Delta(text=self.text, tokens=self.told)
 
     def note(self, note: Note) -> None:
         """Remember what only steps tell: forwards, and the likeliest tokens of what they committed."""
@@ -197,11 +187,6 @@ class Choice:
         return facts
 
 
-def piece(lm: LM, token: int) -> str:
-    """A token's own text, names of special tokens included."""
-    return "" if lm.tokenizer is None else lm.decode([token], skip_special=False)
-
-
 def _reason(result: Generation) -> str:
     return "stop" if result.finish_reason == "stop" else "length"
 
@@ -215,5 +200,6 @@ def _log_softmax(ids: Sequence[int], logits: Sequence[float], token: int, p: flo
     """log p of the likeliest tokens, from their logits and p of one of them; the token alone where it is none of them."""
     if token not in ids or not p > 0:
         return [(token, _log(p))]
-    shift = math.log(p) - logits[ids.index(token)]
-    return [(other, logit + shift) for other, logit in zip(ids, logits, strict=True) if other >= 0]
+    known, shift = math.log(p), math.log(p) - logits[ids.index(token)]
+    pairs = [pair for pair in zip(ids, logits, strict=True) if pair[0] >= 0]
+    return [(other, known if other == token else logit + shift) for other, logit in pairs]  # equal where the same

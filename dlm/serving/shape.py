@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlm.serving.ask import Ask
-from dlm.serving.choice import Choice, Delta, Token
+from dlm.serving.choice import Choice, Delta
+from dlm.serving.echo import Token
 
 
 class Shape:
@@ -22,8 +23,11 @@ class Shape:
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The answer at once."""
         found = [self._whole_choice(choice) for choice in choices]
-        facts = [choice.facts() for choice in choices]
-        return {**self.common, "choices": found, "usage": self.usage(choices), "dlm": _merged(facts)}
+        return {**self.common, "choices": found, "usage": self.usage(choices), "dlm": self.facts(choices)}
+
+    def facts(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """What we tell of all choices beside OpenAI's fields."""
+        return _merged([choice.facts() for choice in choices])
 
     def role(self, number: int) -> dict[str, Any]:
         """A chat's first chunk."""
@@ -75,7 +79,7 @@ class Shape:
             return None
         if self.ask.chat:
             return {"content": [_chat_token(token) for token in tokens], "refusal": None}
-        offset = self._offsets.get(number, len(self.ask.echoes[number]))
+        offset = self._offsets.get(number, 0)
         offsets = []
         for token in tokens:
             offsets.append(offset)
@@ -84,16 +88,21 @@ class Shape:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict(token.likeliest) for token in tokens] if self.ask.top else None,
+            "top_logprobs": [_by_text(token) for token in tokens] if self.ask.top else None,
             "text_offset": offsets,
         }
 
 
+def _by_text(token: Token) -> dict[str, float] | None:
+    """The likeliest tokens by their text; of several that look alike (parts of characters) the likeliest."""
+    return None if token.likeliest is None else dict(reversed(token.likeliest))
+
+
 def _chat_token(token: Token) -> dict[str, Any]:
-    def one(text: str, logprob: float) -> dict[str, Any]:
+    def one(text: str, logprob: float | None) -> dict[str, Any]:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
-    return {**one(token.text, token.logprob), "top_logprobs": [one(*entry) for entry in token.likeliest]}
+    return {**one(token.text, token.logprob), "top_logprobs": [one(*entry) for entry in token.likeliest or ()]}
 
 
 def _merged(facts: list[dict[str, Any]]) -> dict[str, Any]:
