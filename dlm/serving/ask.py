@@ -64,7 +64,7 @@ def refused(error: UserError) -> Refusal:
     message = str(error)
     for name, here in RENAMED.items():
         message = re.sub(rf"\b{name}\b", here, message)
-    named = re.match(rf'{WHERE}: (?:unknown key )?"?([a-z_]+)', message)
+    named = re.match(rf'(?:{WHERE}: )?(?:unknown key )?"?([a-z_]+)', message)
     known = {*SamplerConfig.model_fields, *RENAMED.values()}
     return Refusal(400, message, param=named[1] if named is not None and named[1] in known else None)
 

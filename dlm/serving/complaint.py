@@ -24,30 +24,19 @@ def complaint(errors: Sequence[Mapping[str, Any]]) -> Refusal:
         return Refusal(400, f"the body is not valid JSON: {reason} at character {place[0] if place else 0}")
     names = [str(part) for part in place]
     field = names[0] if names else None
-    if kind == "missing":
-        return Refusal(400, f"{'.'.join(names) or 'the body'} is missing: a request needs it", param=field)
-    if not place and kind in ("model_attributes_type", "model_type", "dict_type"):
+    if kind == "missing" and names:
+        return Refusal(400, f"{'.'.join(names)} is missing: a request needs it", param=field)
+    if not place and kind in ("missing", "model_attributes_type", "model_type", "dict_type"):
         return Refusal(400, "the body must be a JSON object, sent with content-type: application/json")
     if kind == "value_error":
         words = str(error["msg"]).removeprefix("Value error, ")
         where = f"{'.'.join(names)}: " if names else ""
         return Refusal(400, where + words, param=field or _quoted(words))
-    path, words = _place(names), str(error["msg"]).replace("Input should", "must")
-    several = len({tuple(each["loc"]) for each in errors}) > 1 and _same_start(errors, len(names))
-    known = next((KINDS[name] for name in reversed(names) if name in KINDS), None)
-    if known is not None and (several or len(names) > 1):
-        words = f"must be {known}"
-        path = _place(names[: max(i for i, name in enumerate(names) if name in KINDS) + 1])
-    shown = f" = {_shown(error['input'])}" if len(names) == 1 or known is None else ""
-    return Refusal(400, f"{path}{shown}: {words}", param=field)
-
-
-def _same_start(errors: Sequence[Mapping[str, Any]], _: int) -> bool:
-    return len({error["loc"][1] for error in errors if len(error["loc"]) > 1}) == 1
-
-
-def _place(names: Sequence[str]) -> str:
-    return ".".join(names)
+    several = max((number for number, name in enumerate(names) if name in KINDS), default=None)
+    if several is not None and len(names) > several + 1:  # behind the field stands which of its kinds was tried
+        return Refusal(400, f"{'.'.join(names[: several + 1])}: must be {KINDS[names[several]]}", param=field)
+    words = str(error["msg"]).replace("Input should", "must")
+    return Refusal(400, f"{'.'.join(names)} = {_shown(error['input'])}: {words}", param=field)
 
 
 def _quoted(words: str) -> str | None:

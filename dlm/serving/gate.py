@@ -4,6 +4,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from fastapi.exceptions import HTTPException
 from starlette.datastructures import Headers
 
 from dlm.serving.answer import Receive, Scope, Send, encoded
@@ -45,7 +46,7 @@ class Gate:
             most = self.server.config.serve.max_body
             length = headers.get("content-length", "0")
             if length.isdecimal() and int(length) > most:
-                raise _too_large(most)
+                raise Refusal(413, _too_large(most).detail)
             await self.app(scope, _limited(receive, most), sending)
         except Refusal as refusal:
             facts["error"] = refusal.message
@@ -87,5 +88,6 @@ def _limited(receive: Receive, most: int) -> Receive:
     return limited
 
 
-def _too_large(most: int) -> Refusal:
-    return Refusal(413, f"the body has more than {most} bytes: ask in several requests", code="body_too_large")
+def _too_large(most: int) -> HTTPException:
+    """What FastAPI lets pass while it reads a body; of all else it says that the body cannot be parsed."""
+    return HTTPException(413, f"the body has more than {most} bytes: ask in several requests")

@@ -77,7 +77,9 @@ def live(settings: ServeConfig | None = None, lm: Any = None, load: bool = True)
     if load:
         server.load()
     listening = uvicorn.Server(
-        uvicorn.Config(app_of(server), port=0, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            app_of(server), port=0, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=1
+        )
     )
     thread = threading.Thread(target=lambda: asyncio.run(listening.serve()), daemon=True)
     thread.start()

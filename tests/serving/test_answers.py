@@ -93,7 +93,9 @@ def test_chats_are_what_generate_gives(diffusion):
     parts = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     back = {"role": "assistant", **message, "tool_calls": None, "audio": None}
     assert diffusion.text({**body, "messages": parts}, "/v1/chat/completions") == expected.text
-    assert diffusion.post({**body, "messages": [*messages, back, messages[1]]}, "/v1/chat/completions").status_code == 200
+    assert (
+        diffusion.post({**body, "messages": [*messages, back, messages[1]]}, "/v1/chat/completions").status_code == 200
+    )
 
 
 def test_holes_are_filled_as_infill_does(diffusion):
@@ -180,7 +182,11 @@ def test_a_causal_model_scores_its_prompt(causal):
     with torch.no_grad():
         every = torch.ones(1, len(ids), dtype=torch.bool)
         logits = lm.predict(torch.tensor([ids]), every).double().numpy()
-    log_p = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) - logits.max(-1, keepdims=True)
+    log_p = (
+        logits
+        - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - logits.max(-1, keepdims=True)
+    )
     answer = causal.post({"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1}).json()["choices"][0]
     told = answer["logprobs"]
     assert answer["text"].startswith(prompt) and len(told["tokens"]) == len(ids) + 1
@@ -192,7 +198,10 @@ def test_a_causal_model_scores_its_prompt(causal):
 
 def test_denoising_is_told_step_by_step(diffusion):
     """Played back, the steps give the canvas; the chunks are ordinary ones beside."""
-    lm, body = diffusion.server.lm, {"prompt": "ab", "max_tokens": 12, "remask_threshold": 0.3, "temperature": 1.0, "seed": 3}
+    lm, body = (
+        diffusion.server.lm,
+        {"prompt": "ab", "max_tokens": 12, "remask_threshold": 0.3, "temperature": 1.0, "seed": 3},
+    )
     chunks = diffusion.chunks({**body, "stream_mode": "denoise"})
     layout, steps = chunks[0]["dlm"], [c["dlm"] for c in chunks if "commit" in c.get("dlm", {})]
     assert layout["prompt_tokens"] == 2 and layout["holes"] == [[2, 14]]
