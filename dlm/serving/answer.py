@@ -24,6 +24,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+PARTING = 2.0
+"""Seconds for the last words to a client whose request was cut off."""
 SILENCE = 15.0
 """Seconds without a chunk after which a comment is sent, so that nothing between takes the connection for dead."""
 
@@ -52,27 +54,36 @@ class Answer(Response):
         """Answer; a client that leaves, or asked too much, ends its requests."""
         self.facts = scope.setdefault("dlm", {})
         self.facts |= {"request_id": self.ask.id, "prompt_tokens": self.ask.prompt_tokens, "seed": self.ask.seed}
+        names = [decoding.request.request_id for decoding in self.ask.decodings]
+        try:
+            self.channel = self.server.runner.channel(names, self.limits.max_unread)
+        except Refusal as refusal:
+            return await self._refuse(refusal, send)
         work = asyncio.ensure_future(self._work(send))
         gone = asyncio.ensure_future(_disconnected(receive))
+        cut = asyncio.ensure_future(self.channel.cut.wait())
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED, timeout=self.limits.timeout)
+            wanted, seconds = {work, gone, cut}, self.limits.timeout
+            await asyncio.wait(wanted, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
+            if cut.done() and not work.done():
+                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED, timeout=PARTING)
             if work.done():
                 await work
             elif gone.done():
                 self.facts["gone"] = True
-            else:
+            elif not cut.done():
                 work.cancel()
                 await asyncio.wait({work})
-                refusal = Refusal(503, f"not finished within {self.limits.timeout:g} s", code="timeout", retry=False)
-                await self._refuse(refusal, send)
+                refusal = Refusal(503, f"not finished within {seconds:g} s", code="timeout", retry=False)
+                with suppress(TimeoutError):  # it may not read this either
+                    await asyncio.wait_for(self._refuse(refusal, send), PARTING)
         except (OSError, asyncio.CancelledError):
             self.facts["gone"] = True
             raise
         finally:
-            for task in (work, gone):
+            for task in (work, gone, cut):
                 task.cancel()
-            if self.channel is not None:
-                self.channel.close(Cut("over"))
+            self.channel.close(Cut("over"))
             self._note_facts()
 
     async def _work(self, send: Send) -> None:
@@ -84,16 +95,15 @@ class Answer(Response):
 
     async def _begin(self) -> None:
         """Submit, and wait for the first step: until then a refusal can still have its status."""
-        names = [decoding.request.request_id for decoding in self.ask.decodings]
-        runner, loop = self.server.runner, asyncio.get_running_loop()
-        self.channel = channel = runner.channel(names, self.limits.max_unread)
+        runner, loop, channel = self.server.runner, asyncio.get_running_loop(), self.channel
+        assert channel is not None
         submitted = loop.run_in_executor(
             self.server.worker, runner.submit, self.ask.decodings, self._wish(), self.ask.confidence
         )
         try:
             await asyncio.shield(submitted)
         except asyncio.CancelledError:
-            submitted.add_done_callback(lambda done: done.exception() or runner.end(names))
+            submitted.add_done_callback(lambda done: done.exception() or runner.end(list(channel.numbers)))
             raise
         except UserError as error:
             raise refused(error) from None

@@ -8,13 +8,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from dlm.errors import UserError
-from dlm.serving.app import app_of
 from dlm.serving.config import ServeConfig
-from dlm.serving.server import Server
+from dlm.serving.keys import Keys
+
+if TYPE_CHECKING:
+    from dlm.serving.server import Server
 
 CLOSING = 5
 """Seconds for connections to close once all answers were sent."""
@@ -26,9 +29,14 @@ def serve(config: ServeConfig, say: Callable[[str], None] = print) -> int:
     `say` gets one line with the URL when requests are taken. Raises UserError for a model, a file or an address that
     cannot be had.
     """
-    server = Server(config)
+    Keys.of(config.serve)
     listener = _listener(config)
     _raise_file_limit()
+
+    from dlm.serving.app import app_of  # imports torch: mistakes above are told without
+    from dlm.serving.server import Server
+
+    server = Server(config)
     settings = uvicorn.Config(
         app_of(server),
         log_level="warning",
@@ -53,7 +61,7 @@ def serve(config: ServeConfig, say: Callable[[str], None] = print) -> int:
 class Process(uvicorn.Server):
     """Uvicorn's server with our start and end."""
 
-    def __init__(self, config: uvicorn.Config, server: Server, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, server: "Server", ready: Callable[[], None]) -> None:
         super().__init__(config)
         self.server, self.say_ready = server, ready
         self.mistake: BaseException | None = None

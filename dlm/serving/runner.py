@@ -40,6 +40,8 @@ class Channel:
         self.begun = asyncio.Event()
         """One of them has taken part in a step, or ended."""
         self.closed: Cut | None = None
+        self.cut = asyncio.Event()
+        """It was closed before its end."""
         self._news: list[News] = []
         self._ready = asyncio.Event()
 
@@ -65,8 +67,8 @@ class Channel:
         """Tell the reader why nothing more comes, and end what is under way."""
         if self.closed is None:
             self.closed = cut
-            self.begun.set()
-            self._ready.set()
+            for event in (self.cut, self.begun, self._ready):
+                event.set()
             self.runner.forget(self)
 
 
