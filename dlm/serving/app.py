@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -12,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-import dlm
 from dlm.diffusion.unmask import RULES
 from dlm.errors import UserError
 from dlm.serving.answer import Answer, encoded
@@ -38,7 +38,7 @@ def app_of(server: Server, lifespan: Callable[[FastAPI], Any] | None = None) -> 
     """The ASGI application of a server, which somebody else loads and closes unless a lifespan does."""
     app = FastAPI(
         title="dlm",
-        version=dlm.__version__,
+        version=version("dlm"),
         description="Diffusion language models behind OpenAI's interface.",
         redoc_url=None,
         lifespan=lifespan,

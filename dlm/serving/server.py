@@ -52,12 +52,12 @@ class Server:
 
     def load(self) -> None:
         """Load the model, open the store, start the engine's thread."""
-        import dlm
+        from dlm.models.loading import load
         from dlm.trace.store import TraceStore
 
         if self.config.trace.enabled:
             self.store = TraceStore.of(self.config.trace)
-        lm = self._lm or dlm.load(**self.config.model.model_dump())
+        lm = self._lm or load(**self.config.model.model_dump())
         limits = self.config.serve
         settings = self.config.engine.model_copy(update={"max_waiting": limits.max_waiting})
         engine = Engine.of(lm, settings, trace=self.store)
