@@ -29,9 +29,11 @@ def prompt_tokens(lm: LM, ids: Sequence[int], top: int) -> list[Token]:
     found = [Token(id=ids[0], text=piece(lm, ids[0]), logprob=None, likeliest=None)]
     if len(ids) == 1:
         return found
-    batch = torch.tensor([list(ids[:-1])], device=lm.device)
+    batch = torch.tensor([list(ids)], device=lm.device)
+    rows = torch.ones_like(batch, dtype=torch.bool)
+    rows[:, 0] = False
     with torch.inference_mode():
-        logits = lm.network.suppress(lm.predict(batch, torch.ones_like(batch, dtype=torch.bool)))
+        logits = lm.network.suppress(lm.predict(batch, rows))  # of the token at each row, from those before it
         log_p = logits.float().log_softmax(-1)
         best = log_p.topk(min(max(top, 1), log_p.shape[-1]), dim=-1)
     for row, token in enumerate(ids[1:]):

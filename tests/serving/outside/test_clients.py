@@ -11,7 +11,7 @@ import pytest
 import dlm
 from tests.serving.live import WORDS, config, live, model
 
-pytestmark = pytest.mark.outside
+pytestmark = [pytest.mark.outside, pytest.mark.filterwarnings("default")]  # theirs are not ours to mend
 pytest.importorskip("openai", reason="bash scripts/test --outside brings it")
 
 CASES = [
@@ -102,7 +102,9 @@ def test_litellm(running, monkeypatch):
     settings = {"model": "openai/tiny", "api_base": f"{running.url}/v1", "api_key": "none", "messages": CHAT}
     settings |= {"max_tokens": 12, "temperature": 1.0, "seed": 3}
     whole = litellm.completion(**settings).choices[0].message.content
-    assert whole == running.text({"messages": CHAT, "max_tokens": 12, "temperature": 1.0, "seed": 3}, "/v1/chat/completions")
+    assert whole == running.text(
+        {"messages": CHAT, "max_tokens": 12, "temperature": 1.0, "seed": 3}, "/v1/chat/completions"
+    )
     assert joined(litellm.completion(stream=True, **settings)) == whole
 
 
@@ -116,7 +118,22 @@ def test_llm(running, tmp_path):
     environment = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
     expected = running.text({"messages": CHAT, "max_tokens": 12, "seed": 3}, "/v1/chat/completions")
     for stream in ([], ["--no-stream"]):
-        command = [sys.executable, "-m", "llm", "-m", "mine", *stream, "-n", "-o", "max_tokens", "12", "-o", "seed", "3", "hi"]
+        command = [
+            sys.executable,
+            "-m",
+            "llm",
+            "-m",
+            "mine",
+            *stream,
+            "-n",
+            "-o",
+            "max_tokens",
+            "12",
+            "-o",
+            "seed",
+            "3",
+            "hi",
+        ]
         done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
         assert done.stdout.decode().rstrip("\n") == expected.rstrip("\n"), done.stderr.decode()
 
@@ -150,9 +167,17 @@ def test_lm_eval_over_http_is_lm_eval_in_process(running, kind, tmp_path):
     (tmp_path / "sums.yaml").write_text(text)
     tasks = TaskManager(include_path=str(tmp_path))
     path = "chat/completions" if "chat" in kind else "completions"
-    arguments = f"model=tiny,base_url={running.url}/v1/{path},num_concurrent=4,tokenizer_backend=none,tokenized_requests=False"
+    arguments = (
+        f"model=tiny,base_url={running.url}/v1/{path},num_concurrent=4,tokenizer_backend=none,tokenized_requests=False"
+    )
     found = lm_eval.simple_evaluate(
-        kind, arguments, tasks=["sums"], task_manager=tasks, apply_chat_template="chat" in kind, log_samples=True, bootstrap_iters=0
+        kind,
+        arguments,
+        tasks=["sums"],
+        task_manager=tasks,
+        apply_chat_template="chat" in kind,
+        log_samples=True,
+        bootstrap_iters=0,
     )
     samples = sorted(found["samples"]["sums"], key=lambda sample: sample["doc_id"])
     assert len(samples) == 20
@@ -170,7 +195,9 @@ def test_lm_eval_scores_with_a_causal_model(tmp_path):
     from lm_eval.tasks import TaskManager
 
     (tmp_path / "data.jsonl").write_text(
-        "\n".join(json.dumps({"question": f"{n} + 3", "choices": ["seven", "a fox"], "answer": n % 2}) for n in range(6))
+        "\n".join(
+            json.dumps({"question": f"{n} + 3", "choices": ["seven", "a fox"], "answer": n % 2}) for n in range(6)
+        )
     )
     more = "doc_to_choice: choices\nmetric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]"
     text = TASK.format(file=tmp_path / "data.jsonl", kind="multiple_choice", target="{{answer}}", more=more)
@@ -178,7 +205,11 @@ def test_lm_eval_scores_with_a_causal_model(tmp_path):
     with live(config(), model("llama")) as running:
         arguments = f"model=tiny,base_url={running.url}/v1/completions"
         found = lm_eval.simple_evaluate(
-            "local-completions", arguments, tasks=["sums"], task_manager=TaskManager(include_path=str(tmp_path)), bootstrap_iters=0
+            "local-completions",
+            arguments,
+            tasks=["sums"],
+            task_manager=TaskManager(include_path=str(tmp_path)),
+            bootstrap_iters=0,
         )
         for sample in found["samples"]["sums"]:
             question = f"Question: {sample['doc']['question']}\nAnswer:"
