@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "quality": ("quality",),
     "train": ("train",),
     "tokenizer": ("tokenizer",),
+    "serve": ("serve",),
 }
 """Word on the command line -> sections. The first is run in any case, others where the config has them."""
 
@@ -81,10 +82,17 @@ def _tokenizer(config: BenchConfig, say: Say) -> Finding:
     return tokenizer.measure(config, say)
 
 
+def _serve(config: BenchConfig, say: Say) -> Finding:
+    from dlm.bench import serve
+
+    return serve.measure(config, say)
+
+
 SECTIONS: dict[str, Callable[[BenchConfig, Say], Finding]] = {
     "infer": _infer,
     "load": _load,
     "quality": _quality,
     "train": _train,
     "tokenizer": _tokenizer,
+    "serve": _serve,
 }
