@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import export, infer, show, tokenizer, trace, train
+from dlm.cli import export, infer, serve, show, tokenizer, trace, train
 from dlm.trace.connection import APPLICATION, TABLES
 from tests.hostile.checkpoints import CHECKPOINTS, indexed, raw
 from tests.hostile.checkpoints import config as changed
 
 COMMANDS = {"dlm-infer": infer.main, "dlm-train": train.main, "dlm-tokenizer": tokenizer.main}
-COMMANDS |= {"dlm-export": export.main, "dlm-trace": trace.main}
+COMMANDS |= {"dlm-export": export.main, "dlm-trace": trace.main, "dlm-serve": serve.main}
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 
 
@@ -229,6 +229,12 @@ CASES = [
     case("config", "a seed of 2**70", "dlm-infer --model.name ./model --prompt x --sampler.seed 1180591620717411303424", "sampler.seed = 1180591620717411303424: must be less than"),
     case("config", "a model of a million layers", "dlm-train --train.tokenizer ./model --train.out run --model.num_hidden_layers 1000000", "model.num_hidden_layers = 1000000: must be less than or equal to 4096"),
     case("config", "a model larger than the machine", "dlm-train --train.tokenizer ./model --train.out run --train.steps 50 --model.hidden_size 1048576 --model.intermediate_size 1048576", "[model]: the weights take", "GiB in all"),
+    case("server", "a file of keys that is not there", "dlm-serve --serve.api_keys_file keys.txt", "serve.api_keys_file = 'keys.txt'", "cannot be read"),
+    case("server", "a key that can be guessed", "dlm-serve --serve.api_keys_file keys.txt", "keys.txt: key 1 must be at least 8", files={"keys.txt": "secret"}),
+    case("server", "an address of another machine", "dlm-serve --serve.host 192.0.2.1 --serve.port 0", "serve.host = '192.0.2.1'", "another --serve.port"),
+    case("server", "an origin that is none", "dlm-serve --serve.cors_origins example.org", "'example.org' is no origin", "https://example.org"),
+    case("server", "a seed for all", "dlm-serve --sampler.seed 3", "[sampler] seed is each request's own here"),
+    case("server", "a queue in two places", "dlm-serve --engine.max_waiting 3", "[engine] max_waiting is set by [serve] max_waiting"),
 ]  # fmt: skip
 
 
