@@ -147,15 +147,19 @@ def serve(inside: bool) -> None:
         __import__(name)
     gc.collect()
     gc.freeze()  # children share these pages as long as no collection touches them
+    if inside:
+        _empty_home()
     _answer({"ready": True})
     while (request := _request()) is not None:
-        if inside:
-            mount("tmpfs", HOME, "tmpfs", 2 | 4, "size=16m,nr_inodes=1000,mode=777")
-        try:
-            _answer(_run(request, inside))
-        finally:
-            if inside:
-                check(libc.umount2(HOME.encode(), DETACH), "umount")
+        found = _run(request, inside)
+        if inside and os.listdir(HOME):  # a new one costs more than to look
+            check(libc.umount2(HOME.encode(), DETACH), "umount")
+            _empty_home()
+        _answer(found)
+
+
+def _empty_home() -> None:
+    mount("tmpfs", HOME, "tmpfs", 2 | 4, "size=16m,nr_inodes=1000,mode=777")
 
 
 def _request() -> dict | None:
@@ -226,7 +230,7 @@ def _watch(request: dict, child: int, said: int, shown: int, started: float) -> 
     try:
         while True:
             now = time.monotonic()
-            if now >= end:
+            if now >= end and (end := started + min(3, 1 + _delayed(child) / request["timeout"]) * request["timeout"]) <= now:
                 return verdict, output, f"timed out after {request['timeout']:g} s"
             for descriptor, event in poll.poll(1000 * min(POLL, end - now) + 1):
                 if descriptor == process:
@@ -244,6 +248,18 @@ def _watch(request: dict, child: int, said: int, shown: int, started: float) -> 
                 return verdict, output, why
     finally:
         os.close(process)
+
+
+def _delayed(child: int) -> float:
+    """Seconds that the program was ready to run and had no processor: on a busy machine they are not its own."""
+    try:
+        file = os.open(f"{child}/schedstat", os.O_RDONLY, dir_fd=WATCH[0])
+    except (OSError, IndexError):
+        return 0.0
+    try:
+        return int(os.read(file, 200).split()[1]) / 1e9
+    finally:
+        os.close(file)
 
 
 def _excess(request: dict) -> str | None:
