@@ -13,6 +13,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "lines": ["LineTask", "heldout_lines", "read_tasks"],
         "questions": ["load_questions"],
         "rate": ["Rate"],
+        "programs": ["Problem", "pass_at_k", "read_problems"],
+        "sandbox": ["Sandbox", "run_program"],
         "score": ["Score"],
         "sudoku": ["SudokuResult", "evaluate_sudoku"],
         "table": ["markdown"],

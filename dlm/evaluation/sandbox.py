@@ -58,11 +58,19 @@ class Limits:
 class Zygote:
     """One process that forks a child for each program; programs run in it one after the other."""
 
-    def __init__(self, sandboxed: bool = True, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(self, sandboxed: bool = True, limits: Limits = Limits()) -> None:
         self.sandboxed, self.limits = sandboxed, limits
         self.folder = tempfile.TemporaryDirectory(prefix="dlm-sandbox-", ignore_cleanup_errors=True)
         script = Path(__file__).with_name("zygote.py")
-        command = [sys.executable, "-s", "-S", "-P", str(script), "inside" if sandboxed else "outside", self.folder.name]
+        command = [
+            sys.executable,
+            "-s",
+            "-S",
+            "-P",
+            str(script),
+            "inside" if sandboxed else "outside",
+            self.folder.name,
+        ]
         self.process = subprocess.Popen(
             [*command, *_readable()],
             stdin=subprocess.PIPE,
@@ -147,7 +155,9 @@ class Sandbox:
     namespaces; without it that is a UserError. A sandbox is a context manager that closes itself.
     """
 
-    def __init__(self, workers: int | None = None, *, allow_unsandboxed: bool = False, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(
+        self, workers: int | None = None, *, allow_unsandboxed: bool = False, limits: Limits = Limits()
+    ) -> None:
         if workers is not None and workers < 1:
             raise UserError(f"Sandbox(): workers = {workers} must be at least 1")
         self.workers = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or 1

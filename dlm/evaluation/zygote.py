@@ -16,6 +16,7 @@ import struct
 import sys
 import time
 import types
+from contextlib import suppress
 
 USER, MOUNT, PID, NET, IPC, UTS = 0x10000000, 0x00020000, 0x20000000, 0x40000000, 0x08000000, 0x04000000
 REC, PRIVATE, BIND, DETACH = 0x4000, 1 << 18, 0x1000, 2
@@ -25,8 +26,30 @@ NO_NEW_PRIVS, DIE_WITH_PARENT = 38, 1
 NOBODY = 65534
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-PRELOADED = ("collections", "copy", "datetime", "functools", "hashlib", "heapq", "itertools", "math", "operator", "random")
-PRELOADED += ("re", "string", "traceback", "typing", "bisect", "statistics", "fractions", "decimal", "enum", "dataclasses")
+PRELOADED = (
+    "collections",
+    "copy",
+    "datetime",
+    "functools",
+    "hashlib",
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "random",
+)
+PRELOADED += (
+    "re",
+    "string",
+    "traceback",
+    "typing",
+    "bisect",
+    "statistics",
+    "fractions",
+    "decimal",
+    "enum",
+    "dataclasses",
+)
 HOME = "/tmp"
 POLL = 0.02  # seconds between two looks at how much memory and how many processes a program has
 SECRET, SAYING = 50, 51  # a child's descriptors: where it reads the nonce, where it reports
@@ -63,7 +86,7 @@ def enter(root: str, paths: list[str]) -> None:
         if os.read(asking, 1):
             _map_users(child, uid, gid)
             os.write(telling, b"1")
-        os.close(0), os.close(1)
+        os.closerange(0, 2)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
     check(libc.unshare(USER | MOUNT | PID | NET | IPC | UTS), "unshare")
     os.write(asked, b"1")
@@ -77,7 +100,7 @@ def enter(root: str, paths: list[str]) -> None:
     libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
     child = os.fork()
     if child:
-        os.close(0), os.close(1)
+        os.closerange(0, 2)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
     libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
     _build(root, paths)
@@ -196,10 +219,8 @@ def _run(request: dict, inside: bool) -> dict:
     for descriptor in (saying, showing, secret):
         os.close(descriptor)
     nonce = os.urandom(16)  # after the fork: no copy of it is in the child's memory but the one that it reads
-    try:
+    with suppress(BrokenPipeError):
         os.write(keep, nonce)
-    except BrokenPipeError:
-        pass
     os.close(keep)
     verdict, output, why = _watch(request, child, said, shown, started)
     _kill(child, inside)
@@ -207,7 +228,8 @@ def _run(request: dict, inside: bool) -> dict:
     while inside and _reap():
         pass
     verdict += _rest(said)
-    os.close(said), os.close(shown)
+    for descriptor in (said, shown):
+        os.close(descriptor)
     passed = why is None and verdict == nonce
     failed = verdict[1:].decode("utf-8", "replace") if verdict[:1] == b"!" else None
     return {
@@ -230,7 +252,10 @@ def _watch(request: dict, child: int, said: int, shown: int, started: float) -> 
     try:
         while True:
             now = time.monotonic()
-            if now >= end and (end := started + min(3, 1 + _delayed(child) / request["timeout"]) * request["timeout"]) <= now:
+            if (
+                now >= end
+                and (end := started + min(3, 1 + _delayed(child) / request["timeout"]) * request["timeout"]) <= now
+            ):
                 return verdict, output, f"timed out after {request['timeout']:g} s"
             for descriptor, event in poll.poll(1000 * min(POLL, end - now) + 1):
                 if descriptor == process:
@@ -295,13 +320,11 @@ def _rest(descriptor: int) -> bytes:
 
 def _kill(child: int, inside: bool) -> None:
     """All that runs in the namespace; without one, the program's process group."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         if inside and os.getpid() == 1:
             os.kill(-1, signal.SIGKILL)  # every process but this one, of this namespace alone
         else:
             os.killpg(child, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _reap() -> bool:
@@ -355,6 +378,11 @@ def _become(request: dict, inside: bool, pipes: tuple[int, int, int]) -> None:
         _play(request["source"], main.__dict__)
     except BaseException as error:  # whatever a program raises, SystemExit among it, is its end before its end
         _report(error)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        pass
     finally:
         os._exit(1)
 
@@ -384,9 +412,7 @@ def _play(source: str, namespace: dict) -> None:
         exec(compile(source, "program.py", "exec"), namespace)
         return 0
 
-    leave, write = os._exit, os.write
-    write(SAYING, *sorted(map(os.read, [SECRET], [16]), key=key))
-    leave(0)
+    os.write(SAYING, *sorted(map(os.read, [SECRET], [16]), key=key))
 
 
 def _report(error: BaseException) -> None:
