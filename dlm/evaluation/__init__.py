@@ -9,6 +9,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "bound": ["BoundResult", "measure_bound"],
         "card": ["Run", "render_card"],
         "filling": ["Filling", "fill"],
+        "harness": ["HarnessLM"],
         "infill": ["InfillResult", "evaluate_infill"],
         "lines": ["LineTask", "heldout_lines", "read_tasks"],
         "questions": ["load_questions"],

@@ -108,17 +108,19 @@ def _item(lm: LM, text: object, where: str) -> _Item:
     return _Item(span_of(lm, before, after, where, own_address=not len(context)), size)
 
 
-def span_of(lm: LM, before: list[int], after: list[int], where: str, *, own_address: bool = False) -> Span:
+def span_of(
+    lm: LM, before: list[int], after: list[int], where: str, *, own_address: bool = False, room: int = 0
+) -> Span:
     """An answer's ids in their context; what predicts each token from the one before it begins with end-of-text.
 
-    Raises UserError where they are longer than the model's context. Its random numbers are those of its context, or
+    Raises UserError where they are more than `room` tokens longer than the model's context. Its random numbers are those of its context, or
     (`own_address`) its own.
     """
     spec, config = lm.network.attention, lm.config
     if after and not before and (spec.kind == "causal" or config.shifted_logits):
         why = f"{config.model_type} predicts each token from the one before it, the first one from end-of-text"
         before = [need_token(lm.network, "eos_token_id", why)]
-    length, limit = len(before) + len(after), config.context_length
+    length, limit = len(before) + len(after) - room, config.context_length
     if length > limit:
         raise UserError(
             f"{where} has {length} tokens, and model {lm.name!r} has a context of {limit}: score it in parts"
@@ -148,15 +150,15 @@ def _tokens(lm: LM, context: str, text: str, where: str) -> tuple[list[int], lis
         if any("\ud800" <= character <= "\udfff" for character in part):
             raise UserError(f"{where} holds a lone surrogate, which is no character: {part[:60]!r}")
     if not text:
-        return _encode(lm, context), [], 0
+        return encode_text(lm, context), [], 0
     bare = context.rstrip()
     text = context[len(bare) :] + text
-    before, whole = _encode(lm, bare), _encode(lm, bare + text)
+    before, whole = encode_text(lm, bare), encode_text(lm, bare + text)
     joined = len(whole) > len(before) and whole[: len(before)] == before
-    return before, whole[len(before) :] if joined else _encode(lm, text), len(text.encode())
+    return before, whole[len(before) :] if joined else encode_text(lm, text), len(text.encode())
 
 
-def _encode(lm: LM, text: str) -> list[int]:
+def encode_text(lm: LM, text: str) -> list[int]:
     """Ids of a text; what is spelt like the mask is text."""
     tokenizer = lm.require_tokenizer()
     ids = tokenizer.encode(text)
