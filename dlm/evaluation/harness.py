@@ -92,6 +92,14 @@ class HarnessLM(TemplateLM):
             )
         return self.lm.eos_id
 
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text without context: the tokenizer's beginning-of-text where it names one, as in `hf`."""
+        named = self.lm.require_tokenizer().settings.get("bos_token")
+        named = named.get("content") if isinstance(named, dict) else named
+        token = self.lm.require_tokenizer().special_id(named) if isinstance(named, str) else None
+        return self.eot_token_id if token is None else token
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return encode_text(self.lm, string)
 
