@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from dlm.data.documents import without_masks
 from dlm.errors import UserError
 from dlm.evaluation.likelihood import Span, likelihoods
 from dlm.models.lm import LM
@@ -82,9 +83,7 @@ def _listed(texts: object) -> Sequence[object]:
     if isinstance(texts, str):
         return [texts]
     if not isinstance(texts, Sequence):
-        raise UserError(
-            f"texts must be a list of strings or of pairs (context, continuation), not {type(texts).__name__}"
-        )
+        raise UserError(f"texts must be a list of strings or pairs (context, continuation), not {type(texts).__name__}")
     if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts):
         raise UserError("texts is a single pair: write [(context, continuation)], or a list for two texts")
     return texts
@@ -122,9 +121,7 @@ def span_of(
         before = [need_token(lm.network, "eos_token_id", why)]
     length, limit = len(before) + len(after) - room, config.context_length
     if length > limit:
-        raise UserError(
-            f"{where} has {length} tokens, and model {lm.name!r} has a context of {limit}: score it in parts"
-        )
+        raise UserError(f"{where} has {length} tokens, but model {lm.name!r} a context of {limit}: score it in parts")
     address = blake2b(repr(after if own_address else before).encode(), digest_size=4).digest()
     return Span(ids=(*before, *after), tokens=len(after), address=int.from_bytes(address, "little"))
 
@@ -161,10 +158,5 @@ def _tokens(lm: LM, context: str, text: str, where: str) -> tuple[list[int], lis
 def encode_text(lm: LM, text: str) -> list[int]:
     """Ids of a text; what is spelt like the mask is text."""
     tokenizer = lm.require_tokenizer()
-    ids = tokenizer.encode(text)
     mask = None if lm.mask_id is None else tokenizer.backend.id_to_token(lm.mask_id)
-    if mask is None or lm.mask_id not in ids:
-        return ids
-    first, *rest = (tokenizer.encode(part) for part in text.split(mask))
-    plain = tokenizer.encode(mask, special=False)
-    return first + [token for part in rest for token in (*plain, *part)]
+    return without_masks(text, tokenizer, mask)
