@@ -9,7 +9,7 @@ from dlm.inference.config import SamplerConfig
 from .config import InferConfig, JobConfig
 from .decode import decode
 from .jobs import name_of
-from .show import Printer, lm_of, recording
+from .show import Printer, draft_of, lm_of, recording
 from .streams import standard_input, unicode
 
 
@@ -21,6 +21,7 @@ def chat(config: InferConfig) -> None:
     lm = lm_of(config.model)
     if lm.tokenizer is None:
         raise UserError(f"model {config.model.name} has no tokenizer, so no chat template: --chat needs both")
+    draft = draft_of(config.draft.model, lm)
     stream = standard_input()
     if stream.isatty():
         print("Ctrl-C ends an answer, Ctrl-D the conversation.", file=sys.stderr)
@@ -38,7 +39,7 @@ def chat(config: InferConfig) -> None:
                 sampler=sampler,
             )
             try:
-                answer = decode(lm, [turn], printer, config.engine, said=line)[0]
+                answer = decode(lm, [turn], printer, config.engine, said=line, draft=draft)[0]
             except KeyboardInterrupt:
                 if not stream.isatty():
                     raise

@@ -18,7 +18,7 @@ PROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_public_names():
-    names = "load save available generate infill score train Engine Generation TraceStore LM Transformer ModelConfig"
+    names = "load load_draft save available generate infill score train Engine Generation TraceStore LM Transformer ModelConfig"
     assert dlm.__all__ == [*names.split(), "UserError", "__version__"]
     assert len(dlm.__all__) <= 18
 

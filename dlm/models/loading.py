@@ -10,6 +10,7 @@ from dlm.errors import UserError
 from dlm.models import adapters
 from dlm.models.config import ModelConfig
 from dlm.models.device import pick_device, pick_dtype
+from dlm.models.draft_config import is_draft
 from dlm.models.families import TOKENS, config_from_hub
 from dlm.models.finding import find
 from dlm.models.lm import LM
@@ -56,6 +57,11 @@ def load(
     settings, source = settings_of(folder), str(source_of(folder))
     if not settings:
         raise UserError(f"{folder} has no config.json, so it is not a checkpoint{_files_in(folder)}")
+    if is_draft(settings):  # whose model_type says "qwen3"
+        raise UserError(
+            f"{folder} is a draft for speculative decoding, no model: dlm.load_draft({str(name)!r}, target), or "
+            f"dlm.generate(target, …, draft={str(name)!r})"
+        )
     if (
         isinstance(settings.get("auto_map"), dict) and folder != Path(name).expanduser()
     ):  # the code stays where it is: on the hub
