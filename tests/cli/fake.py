@@ -22,6 +22,8 @@ class Event:
     canvas: np.ndarray
     committed: np.ndarray
     request_ids: tuple[str, ...] = ("0",)
+    refused: None = None
+    drafted: None = None
 
     @property
     def edited(self) -> np.ndarray:
@@ -46,7 +48,7 @@ class FakeGeneration:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeLM:
     """A token is a character; 0 is the mask, as are `.` and `0` in a Sudoku."""
 
@@ -77,7 +79,7 @@ def load(name: str, **options: Any) -> FakeLM:
     return FakeLM(name)
 
 
-def continue_all(lm, prompts, sampler, engine, trace, request_ids, on_step=None) -> list[FakeGeneration]:
+def continue_all(lm, prompts, sampler, engine, trace, request_ids, on_step=None, draft=None) -> list[FakeGeneration]:
     answer = [ord(character) for character in "answer"]
     results = [_fill(lm.encode(prompt) + [MASK] * 6, answer, on_step, whole=False) for prompt in prompts]
     return _named(results, request_ids)
