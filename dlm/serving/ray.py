@@ -24,8 +24,9 @@ NAME = "dlm"
 def connect(section: RaySection, **options: Any) -> None:
     """Join the cluster, or start a Ray of this machine's own; once."""
     if not ray.is_initialized():
+        own = {"include_dashboard": False} if section.address is None else {}
         try:
-            ray.init(address=section.address, log_to_driver=False, logging_level="error", **options)
+            ray.init(address=section.address, log_to_driver=False, logging_level="error", **own, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(f"ray.address = {section.address!r}: {str(error)[:300]}") from None
 
@@ -85,6 +86,14 @@ def _scaling(section: ReplicaSection) -> dict[str, Any]:
             "target_ongoing_requests": section.busy,
         }
     }
+
+
+def build(args: dict[str, Any]) -> Any:
+    """`deployment` of a config by name, for a Serve config file: `args` are `config`, and `overrides` by dotted keys."""
+    from dlm.config import load
+
+    overrides = {name: str(value) for name, value in args.get("overrides", {}).items()}
+    return deployment(load(ServeConfig, [args["config"]] if "config" in args else [], overrides))
 
 
 def start(config: ServeConfig) -> str:

@@ -25,7 +25,9 @@ def job(tmp_path, rows, output="out", **sections) -> BatchConfig:
     file = tmp_path / "in.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     batch = {"input": str(file), "output": str(tmp_path / output), "rows_per_part": 4, **sections.pop("batch", {})}
-    return check(BatchConfig, {"batch": batch, "sampler": {"gen_length": 8, "temperature": 1.0}, **sections}, "the test")
+    return check(
+        BatchConfig, {"batch": batch, "sampler": {"gen_length": 8, "temperature": 1.0}, **sections}, "the test"
+    )
 
 
 def answers(tmp_path, output="out") -> list[dict]:
