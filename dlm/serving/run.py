@@ -66,9 +66,9 @@ def serve_replicas(config: ServeConfig, say: Callable[[str], None] = print) -> i
     from dlm.serving import ray
 
     leaving = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: leaving.set())
     url = ray.start(config)
+    for number in (signal.SIGTERM, signal.SIGINT):  # now: Ray takes them for itself when it starts
+        signal.signal(number, lambda *_: leaving.set())
     say(f"dlm-serve: {config.served_name} at {url} ({config.replicas.least} replicas)")
     leaving.wait()
     ray.stop()

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.request import urlopen
 
 
@@ -70,9 +71,14 @@ def main() -> int:
 
 def state(process: int, port: int) -> dict[str, float]:
     """What a server holds."""
-    text = urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
-    read = lambda name: float(re.search(rf"^{re.escape(name)} (.*)$", text, re.MULTILINE)[1])  # noqa: E731
-    status = open(f"/proc/{process}/status").read()
+    text, status = (
+        urlopen(f"http://127.0.0.1:{port}/metrics").read().decode(),
+        Path(f"/proc/{process}/status").read_text(),
+    )
+
+    def read(name: str) -> float:
+        return float(re.search(rf"^{re.escape(name)} (.*)$", text, re.MULTILINE)[1])
+
     return {
         "running": read("dlm_running"),
         "waiting": read("dlm_waiting"),
