@@ -29,12 +29,12 @@ def _work(config: ServeConfig, options: Options) -> int:
     from dlm.errors import UserError
 
     try:
-        from dlm.serving.run import serve
+        from dlm.serving.run import serve, serve_replicas
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
             raise
         raise UserError(f'the server needs {error.name}: pip install "dlm[serve]"') from None
-    return serve(config, _say)
+    return serve_replicas(config, _say) if config.replicas.least else serve(config, _say)
 
 
 def _say(line: str) -> None:

@@ -48,11 +48,11 @@ LIGHT_STARTS = [
     "import dlm.config, dlm.inference.config, dlm.data.config, dlm.training.config, dlm.models.config",
     *(
         f"from dlm.cli.{name} import main; main(['--help'])"
-        for name in ("infer", "train", "prepare", "tokenizer", "bench", "replay", "trace", "export", "serve")
+        for name in ("infer", "train", "prepare", "tokenizer", "bench", "replay", "trace", "export", "serve", "batch")
     ),
     *(
         f"from dlm.cli.{name} import main; main(['--print-config'])"
-        for name in ("infer", "train", "tokenizer", "bench", "serve")
+        for name in ("infer", "train", "tokenizer", "bench", "serve", "batch")
     ),
     "from dlm.cli.infer import main; assert main(['--config', 'quickstart', '--print-config']) == 0",
     "from dlm.cli.prepare import main; assert main(['trajectories', '--print-config']) == 0",

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -95,22 +96,29 @@ class Answer(Response):
 
     async def _begin(self) -> None:
         """Submit, and wait for the first step: until then a refusal can still have its status."""
-        runner, loop, channel = self.server.runner, asyncio.get_running_loop(), self.channel
+        channel = self.channel
         assert channel is not None
-        submitted = loop.run_in_executor(
-            self.server.worker, runner.submit, self.ask.decodings, self._wish(), self.ask.confidence
-        )
         try:
-            await asyncio.shield(submitted)
-        except asyncio.CancelledError:
-            submitted.add_done_callback(lambda done: done.exception() or runner.end(list(channel.numbers)))
-            raise
+            await self._submit(channel)
         except UserError as error:
             raise refused(error) from None
         try:
             await asyncio.wait_for(channel.begun.wait(), self.limits.max_wait)
         except TimeoutError:
             raise crowded(f"it waited {self.limits.max_wait:g} s for its first step") from None
+
+    async def _submit(self, channel: Channel) -> None:
+        """Hand the requests to the engine: at once, or beside where a store is asked whether it knows their ids."""
+        runner = self.server.runner
+        submit = partial(runner.submit, self.ask.decodings, self._wish(), self.ask.confidence)
+        if self.server.store is None:
+            return submit()
+        submitted = asyncio.get_running_loop().run_in_executor(self.server.worker, submit)
+        try:
+            await asyncio.shield(submitted)
+        except asyncio.CancelledError:
+            submitted.add_done_callback(lambda done: done.exception() or runner.end(list(channel.numbers)))
+            raise
 
     def _wish(self) -> Wish:
         denoise, top = self.ask.body.stream_mode == "denoise", self.ask.top or 0

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from dlm.inference.config import MOST, EngineConfig, ModelSection, SamplerConfig
 from dlm.inference.readers import SAMPLER_READERS
 from dlm.reading import judged, unread
+from dlm.serving.batch_config import RaySection
 from dlm.trace.config import TraceConfig
 
 KEYS_VARIABLE = "DLM_API_KEYS"
@@ -76,6 +77,30 @@ class DraftSection(BaseModel):
     )
 
 
+class ReplicaSection(BaseModel):
+    """[replicas]: the same server several times, behind Ray Serve."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    least: int = Field(default=0, ge=0, le=4096, description="Replicas; 0: one process without Ray.")
+    most: int | None = Field(
+        default=None, ge=1, le=4096, description="Replicas while it is busy; none: as many as least."
+    )
+    busy: float = Field(
+        default=16.0, gt=0, description="Requests under way in a replica, from which on there are more."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ReplicaSection":
+        if self.most is not None and self.most < max(self.least, 1):
+            raise ValueError(f"most = {self.most} replicas are fewer than least = {self.least}: make it larger")
+        if self.most is not None and not self.least:
+            raise ValueError(
+                f"most = {self.most} is only read with Ray, and least = 0 is one process without: make it 1"
+            )
+        return self
+
+
 class ServeConfig(BaseModel):
     """Everything `dlm-serve` reads."""
 
@@ -86,6 +111,8 @@ class ServeConfig(BaseModel):
     engine: EngineConfig = Field(default=EngineConfig(), description="How requests run together.")
     serve: ServeSection = Field(default=ServeSection(), description="Where, for whom, how much.")
     trace: TraceConfig = Field(default=TraceConfig(), description="Whether and where every step is recorded.")
+    replicas: ReplicaSection = Field(default=ReplicaSection(), description="Several of them, behind Ray Serve.")
+    ray: RaySection = Field(default=RaySection(), description="The cluster of [replicas].")
     draft: DraftSection = Field(default=DraftSection(), description="A draft model.")
 
     @property
@@ -101,6 +128,10 @@ class ServeConfig(BaseModel):
         for name, instead in (("num_samples", '"n" in a request'), ("seed", '"seed" in a request')):
             if name in self.sampler.model_fields_set and getattr(self.sampler, name) != _default(name):
                 raise ValueError(f"[sampler] {name} is each request's own here: leave it out, and give {instead}")
+        if not self.replicas.least and self.ray != RaySection():
+            raise ValueError(
+                "[ray] is only read with replicas, and replicas.least = 0: make it 1 or more, or leave [ray] out"
+            )
         if self.engine.max_waiting is not None:
             raise ValueError("[engine] max_waiting is set by [serve] max_waiting here: give that one")
         if self.draft.model is not None:

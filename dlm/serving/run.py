@@ -58,6 +58,23 @@ def serve(config: ServeConfig, say: Callable[[str], None] = print) -> int:
     return 1 if server.failure is not None else 0
 
 
+def serve_replicas(config: ServeConfig, say: Callable[[str], None] = print) -> int:
+    """`serve` by replicas of Ray Serve, until a signal comes."""
+    Keys.of(config.serve)
+    _listener(config).close()
+
+    from dlm.serving import ray
+
+    leaving = threading.Event()
+    url = ray.start(config)
+    for number in (signal.SIGTERM, signal.SIGINT):  # now: Ray takes them for itself when it starts
+        signal.signal(number, lambda *_: leaving.set())
+    say(f"dlm-serve: {config.served_name} at {url} ({config.replicas.least} replicas)")
+    leaving.wait()
+    ray.stop()
+    return 0
+
+
 class Process(uvicorn.Server):
     """Uvicorn's server with our start and end."""
 
