@@ -212,9 +212,8 @@ class HarnessLM(TemplateLM):
         """A request, the tokens it may have, and what ends it."""
         asked = dict(normalize_gen_kwargs(kwargs))
         most, until = int(asked["max_gen_toks"]), tuple(filter(None, asked["until"]))
-        taken = {name: asked[name] for name in ("top_k", "top_p") if asked.get(name) and asked["temperature"] > 0}
-        if asked["temperature"] > 0:
-            taken["temperature"] = asked["temperature"]
+        samples = (asked.get("temperature") or 0.0) > 0
+        taken = {name: asked[name] for name in ("temperature", "top_k", "top_p") if samples and asked.get(name)}
         sampler = self._settings_with({**taken, "stop": until})
         plan = Plan(config=self.lm.config, block_length=sampler.block_length, steps=sampler.steps)
         block = plan.length_of_block(most)

@@ -123,11 +123,24 @@ class Infilling(Trial):
     def masks(self, number: int) -> int:
         return self.holes[number].size
 
+    @property
+    def ranged(self) -> bool:
+        """Whether the model chooses the holes' lengths."""
+        low, high = self.task.hole_range
+        return self.task.hole == "unknown" and low < high
+
+    def decoding(self, number: int, way: DecodingSection) -> "list[Decoding]":
+        """As ever; of a hole without a length only the settings are checked."""
+        if not self.ranged:
+            return super().decoding(number, way)
+        self.sampler(number, way)
+        return []
+
     def truth(self, number: int) -> Any:
         return self.items[number][0].solution, self.items[number][0].tail
 
     def answers(self, numbers: Sequence[int], way: DecodingSection) -> "list[list[Generation]]":
-        if self.task.hole != "unknown":
+        if not self.ranged:
             return super().answers(numbers, way)
         from dlm.inference.generation import fill_all
 

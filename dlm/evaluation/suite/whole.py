@@ -150,7 +150,7 @@ class LmEval(Trial):
         found = lm_eval.simple_evaluate(
             model=model,  # pyright: ignore[reportArgumentType]
             tasks=list(self.task.tasks),
-            task_manager=TaskManager(include_path=self.task.include),
+            task_manager=self._manager(TaskManager),
             num_fewshot=self.task.shots,
             limit=self.setting.limit(self.task),
             apply_chat_template=self.task.chat,
