@@ -69,7 +69,7 @@ def generate(
     return continue_all(lm, prompts, sampler, engine, trace, request_ids, batch_size, on_step, draft)
 
 
-@keywords(SamplerConfig, EngineConfig, without=(*HOLES, *ENGINE_ALONE))
+@keywords(SamplerConfig, EngineConfig, without=(*HOLES, *DRAFTED, *ENGINE_ALONE))
 def infill(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
@@ -94,6 +94,9 @@ def infill(
     hole ends nothing: it is a token like others, and `.text` and `.holes` do not show it. Otherwise as `generate`.
     """
     sampler, engine = settings_of("infill()", settings, holes=True, others=OWN)
+    for name in DRAFTED:
+        if name in settings:
+            raise UserError(f"infill(): {name} is of a draft, which continues a text and fills no holes: leave it out")
     return fill_all(lm, prompts, sampler, engine, trace, request_ids, batch_size, on_step)
 
 
