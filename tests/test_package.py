@@ -18,7 +18,7 @@ PROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_public_names():
-    names = "load save available generate infill score train Engine Generation TraceStore LM Transformer ModelConfig"
+    names = "load load_draft save available generate infill score train Engine Generation TraceStore LM Transformer ModelConfig"
     assert dlm.__all__ == [*names.split(), "UserError", "__version__"]
     assert len(dlm.__all__) <= 18
 
@@ -48,11 +48,11 @@ LIGHT_STARTS = [
     "import dlm.config, dlm.inference.config, dlm.data.config, dlm.training.config, dlm.models.config",
     *(
         f"from dlm.cli.{name} import main; main(['--help'])"
-        for name in ("infer", "train", "prepare", "tokenizer", "bench", "replay", "trace", "export")
+        for name in ("infer", "train", "prepare", "tokenizer", "bench", "replay", "trace", "export", "serve", "batch")
     ),
     *(
         f"from dlm.cli.{name} import main; main(['--print-config'])"
-        for name in ("infer", "train", "tokenizer", "bench")
+        for name in ("infer", "train", "tokenizer", "bench", "serve", "batch")
     ),
     "from dlm.cli.infer import main; assert main(['--config', 'quickstart', '--print-config']) == 0",
     "from dlm.cli.prepare import main; assert main(['trajectories', '--print-config']) == 0",
