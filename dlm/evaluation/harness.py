@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dlm.errors import UserError
 from dlm.evaluation.likelihood import Likelihood, apart, is_greedy, likelihoods
 from dlm.evaluation.score import encode_text, span_of
@@ -71,6 +73,8 @@ class HarnessLM(TemplateLM):
             raise UserError("HarnessLM(): give one model, as lm=NAME or pretrained=NAME")
         if not isinstance(draws, int) or draws < 2:
             raise UserError(f"HarnessLM(): draws = {draws!r} must be at least 2: one draw has no standard error")
+        if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+            device = None  # lm-eval's command line says cuda:0 where nobody said anything
         self.lm = load(name, device=device or "auto", dtype=dtype) if isinstance(name, str) else name
         self._device = self.lm.device
         self.draws, self.early, self.seed = draws, bool(early), seed

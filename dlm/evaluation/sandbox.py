@@ -26,6 +26,8 @@ from dlm.errors import UserError
 
 MIB = 2**20
 GRACE = 10.0  # seconds a zygote may take beyond a program's own time before it counts as lost
+BUSY = 3  # times its own time that a program may get where the processors are busy with others (see `zygote`)
+START = 60.0  # seconds a zygote may take to start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,7 @@ class Zygote:
             start_new_session=True,
             bufsize=0,
         )
-        first = self._answer(GRACE)
+        first = self._answer(START)
         if not first.get("ready"):
             self.close()
             raise UserError(
@@ -109,7 +111,7 @@ class Zygote:
             self.process.stdin.write(len(body).to_bytes(4, "little") + body)
         except BrokenPipeError:
             return Verdict(passed=False, reason="the sandbox was lost")
-        found = self._answer(timeout + GRACE)
+        found = self._answer(BUSY * timeout + GRACE)
         return Verdict(**found) if "passed" in found else Verdict(passed=False, reason="the sandbox was lost")
 
     @property

@@ -52,6 +52,7 @@ PRELOADED += (
 )
 HOME = "/tmp"
 POLL = 0.02  # seconds between two looks at how much memory and how many processes a program has
+BUSY = 3  # times its own time that a program may get where the processors are busy with others
 SECRET, SAYING = 50, 51  # a child's descriptors: where it reads the nonce, where it reports
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -254,7 +255,7 @@ def _watch(request: dict, child: int, said: int, shown: int, started: float) -> 
             now = time.monotonic()
             if (
                 now >= end
-                and (end := started + min(3, 1 + _delayed(child) / request["timeout"]) * request["timeout"]) <= now
+                and (end := started + min(BUSY, 1 + _delayed(child) / request["timeout"]) * request["timeout"]) <= now
             ):
                 return verdict, output, f"timed out after {request['timeout']:g} s"
             for descriptor, event in poll.poll(1000 * min(POLL, end - now) + 1):

@@ -198,7 +198,9 @@ def test_chat_templates_and_names(causal):
     assert model.tokenizer_name.startswith("tiny-") and model.fingerprint in model.tokenizer_name
     assert model.chat_template(True) == model.lm.tokenizer.chat_template and model.chat_template(False) is None
     assert get_model("dlm") is HarnessLM and model.device == model.lm.device
-    assert HarnessLM.create_from_arg_string(f"lm={causal / 'm'},draws=4", {"batch_size": 2}).draws == 4
+    assert (
+        HarnessLM.create_from_arg_string(f"lm={causal / 'm'},draws=4", {"batch_size": 2, "device": "cuda:0"}).draws == 4
+    )
 
 
 def test_what_it_refuses():

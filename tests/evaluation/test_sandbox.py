@@ -95,7 +95,7 @@ FINDER = """
 import gc, os, sys, threading
 found, seen = set(), set()
 def walk(o, depth=0):
-    if id(o) in seen or depth > 8: return
+    if id(o) in seen or depth > 8 or isinstance(o, type(walk.__code__)): return  # code has tables of bytes
     seen.add(id(o))
     if isinstance(o, bytes) and len(o) == 16: found.add(o)
     for other in gc.get_referents(o): walk(other, depth + 1)
@@ -112,10 +112,11 @@ for number in range(64):
         os.set_blocking(number, False)
         found.add(os.read(number, 16))
     except OSError: pass
+random = [word for word in found if len(set(word)) > 9 and not word.isascii()]
+print(len(found), len(random))
 for number in range(64):
-    for word in found:
-        try: os.write(number, word)
-        except OSError: pass
+    try: os.write(number, random[0])
+    except (OSError, IndexError): pass
 os._exit(0)
 """
 

@@ -13,6 +13,7 @@ from dlm.evaluation.suite.config import DecodingSection, TaskSection
 from dlm.evaluation.suite.trial import Record, Setting, Trial, effort, spent
 
 if TYPE_CHECKING:
+    from dlm.inference.decoding import Decoding
     from dlm.inference.request import Generation
     from dlm.models.lm import LM
 
@@ -28,6 +29,7 @@ class Code(Trial):
 
     def __init__(self, lm: "LM", task: TaskSection, setting: Setting) -> None:
         super().__init__(lm, task, setting)
+        setting.sandbox.run("")  # where there is none, this says so before anything is decoded
         self.problems = self.chosen(read_problems(task.require("data"), self.kind))[: setting.limit(task)]
         self.names = [problem.name for problem in self.problems]
 
@@ -36,7 +38,7 @@ class Code(Trial):
         return problems
 
     def truth(self, number: int) -> Any:
-        return self.problems[number].tail
+        return self.problems[number].prompt, self.problems[number].tail
 
     def prompt(self, number: int) -> str:
         return self.problems[number].prompt
@@ -111,6 +113,7 @@ class Infilling(Trial):
 
     def __init__(self, lm: "LM", task: TaskSection, setting: Setting) -> None:
         super().__init__(lm, task, setting)
+        setting.sandbox.run("")  # as above
         problems = read_problems(task.require("data"), "infilling", setting.limit(task))
         lengths = task.hole_tokens if task.hole == "fixed" else (None,)
         self.items = [(problem, length) for problem in problems for length in lengths]
@@ -137,7 +140,8 @@ class Infilling(Trial):
         return []
 
     def truth(self, number: int) -> Any:
-        return self.items[number][0].solution, self.items[number][0].tail
+        problem, length = self.items[number]
+        return problem.prompt, problem.solution, problem.tail, length
 
     def answers(self, numbers: Sequence[int], way: DecodingSection) -> "list[list[Generation]]":
         if not self.ranged:

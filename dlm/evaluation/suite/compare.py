@@ -41,10 +41,10 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def aup(points: Sequence[tuple[float, float]], alpha: float = 3.0) -> float | None:
-    """Accuracy under parallelism: the area under quality in percent over tokens a forward (d3LLM, arXiv 2601.07568).
+    """Accuracy under parallelism: the area under quality, in percent, over tokens a forward (d3LLM, arXiv 2601.07568).
 
-    From the point with the least TPF on, each weighed min((y / y_max)^alpha ... 1): the weight falls as exp(-alpha (1 - y /
-    y_max)), and points worse than 5 percentage points under the first do not count. None of fewer than one point.
+    It begins at the point with the least TPF. A quality y counts exp(-alpha (1 - y / y_max)) of itself, where y_max is the
+    best one here, and points more than 5 percentage points under the first do not count. None of no points.
     """
     ordered = sorted(points)
     if not ordered:

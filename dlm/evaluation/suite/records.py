@@ -15,7 +15,7 @@ class Records:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.found: dict[tuple[str, str], Record] = {}
+        self.found: dict[tuple[str, str, str], Record] = {}
         try:
             self._read()
             self.handle = file.open("ab")
@@ -35,22 +35,21 @@ class Records:
                     row = None
                 if not isinstance(row, dict) or "run" not in row:
                     break
-                self.found[row["run"], row["record"]["item"]] = row["record"]
+                self.found[row["run"], row["data"], row["record"]["item"]] = row["record"]
                 whole += len(line)
         if whole < self.file.stat().st_size:
             os.truncate(self.file, whole)
 
-    def of(self, run: str, item: str) -> Record | None:
-        """The record of an item, if it is done."""
-        return self.found.get((run, item))
+    def of(self, run: str, data: str, item: str) -> Record | None:
+        """The record of an item, if it is done and the item is still the same."""
+        return self.found.get((run, data, item))
 
-    def add(self, run: str, records: Sequence[Record]) -> None:
-        """Write some, all or none of their bytes lost by a crash."""
+    def add(self, run: str, data: Sequence[str], records: Sequence[Record]) -> None:
+        """Write the records of some items; `data` are the items' digests."""
         lines = ""
-        for record in records:
-            record = plain(record)
-            self.found[run, record["item"]] = record
-            lines += json.dumps({"run": run, "record": record}, ensure_ascii=False) + "\n"
+        for digest, record in zip(data, map(plain, records), strict=True):
+            self.found[run, digest, record["item"]] = record
+            lines += json.dumps({"run": run, "data": digest, "record": record}, ensure_ascii=False) + "\n"
         self.handle.write(lines.encode("utf-8", "backslashreplace"))
         self.handle.flush()
         os.fsync(self.handle.fileno())

@@ -41,10 +41,10 @@ def table(values: dict[str, Any]) -> str:
     shown = {key: text for key, text in HEADINGS.items() if any(row.get(key) is not None for row in rows)}
     parts = [markdown(rows, shown)]
     for group in groups(values):
-        points = [(run["metrics"]["tpf"], (quality_of(run) or (0.0,))[0]) for run in group]
         if len(group) > 1:
+            best = [(run["metrics"]["tpf"], (quality_of(run) or (0.0,))[0]) for run in _best(group)]
             first = f"{group[0]['model']} · {group[0]['task']}"
-            parts.append(f"{first}: accuracy under parallelism {aup(points):.1f}; {_verdict(group)}")
+            parts.append(f"{first}: accuracy under parallelism of the front {aup(best):.1f}; {_verdict(group)}")
     return "\n\n".join(parts) + "\n"
 
 

@@ -94,7 +94,7 @@ def _runs(
     ways = config.decodings() if trial.decodes else [NONE]
     found: list[tuple[DecodingSection, list[Record]]] = []
     for way in ways:
-        key = {"model": about["models"][model], "data": about["data"][trial.task.label], "seed": config.eval.seed}
+        key = {"model": about["models"][model], "seed": config.eval.seed}
         key |= {"task": _facts(trial.task), "decoding": _facts(way), "engine": _engine(config)}
         run = blake2b(json.dumps(plain(key), sort_keys=True).encode(), digest_size=8).hexdigest()
         started = time.perf_counter()
@@ -120,21 +120,22 @@ def _measured(trial: Trial, way: DecodingSection, run: str, records: Records, si
     """The records of a run: those of an earlier attempt, and the rest made now."""
     measured = getattr(trial, "measured", None)
     if measured is not None or hasattr(trial, "measured_with"):
-        items = [record for name in trial.names if (record := records.of(run, name)) is not None]
-        if len(items) < len(trial.names) or records.of(run, "all items") is None:
+        data = trial.digest()
+        if (listed := records.of(run, data, "all items")) is None:
             say("measuring")
             items = [measured()] if measured is not None else trial.measured_with(way)  # type: ignore[attr-defined]
-            names = [record["item"] for record in items]
-            records.add(run, [*items, {"item": "all items", "names": names}])
-        listed = records.of(run, "all items")
-        assert listed is not None
-        return [record for name in listed["names"] if (record := records.of(run, name)) is not None]
-    todo = [number for number, name in enumerate(trial.names) if records.of(run, name) is None]
+            listed = {"item": "all items", "names": [record["item"] for record in items]}
+            records.add(run, [data] * (len(items) + 1), [*items, listed])
+        found = [records.of(run, data, name) for name in listed["names"]]
+        return [record for record in found if record is not None]
+    data = [trial.digest_of(number) for number in range(len(trial.names))]
+    items = list(zip(data, trial.names, strict=True))
+    todo = [number for number, (digest, name) in enumerate(items) if records.of(run, digest, name) is None]
     for start in range(0, len(todo), size):
         numbers = todo[start : start + size]
-        records.add(run, trial.judge(numbers, trial.answers(numbers, way)))
-        say(f"{len(trial.names) - len(todo) + start + len(numbers)} of {len(trial.names)}")
-    found = [records.of(run, name) for name in trial.names]
+        records.add(run, [data[number] for number in numbers], trial.judge(numbers, trial.answers(numbers, way)))
+        say(f"{len(items) - len(todo) + start + len(numbers)} of {len(items)}")
+    found = [records.of(run, digest, name) for digest, name in items]
     return [record for record in found if record is not None]
 
 

@@ -44,7 +44,7 @@ class Sudoku(Trial):
         return int(self.puzzles.empty[number])
 
     def truth(self, number: int) -> Any:
-        return self.puzzles.solutions[number].tolist()
+        return self.prompt(number), self.puzzles.solutions[number].tolist()
 
     def judge(self, numbers: Sequence[int], answers: "Sequence[Sequence[Generation]]") -> list[Record]:
         from dlm.sudoku.solver import check_solution
@@ -89,7 +89,7 @@ class Lines(Trial):
         return self.windows[number].hole
 
     def truth(self, number: int) -> Any:
-        return self.lines[number].line
+        return vars(self.lines[number])
 
     def judge(self, numbers: Sequence[int], answers: "Sequence[Sequence[Generation]]") -> list[Record]:
         from dlm.evaluation.infill import answer_of, grade
@@ -131,7 +131,8 @@ class Questions(Trial):
         return prompt_ids(self.lm, self.questions[number])
 
     def truth(self, number: int) -> Any:
-        return self.questions[number].answer
+        question = self.questions[number]
+        return question.question, question.answer, question.choices, question.source
 
     def graded(self, number: int, text: str) -> Any:
         """The verdict on an answer."""

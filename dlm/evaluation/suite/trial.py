@@ -68,16 +68,20 @@ class Trial:
         """A record of each item, from its samples."""
         raise NotImplementedError
 
-    def digest(self) -> str:
-        """Of the data: items and what is right."""
-        digest = blake2b(digest_size=16)
-        for number, name in enumerate(self.names):
-            digest.update(repr((name, self.prompt(number), self.truth(number))).encode())
-        return digest.hexdigest()
-
     def truth(self, number: int) -> Any:
-        """What is right, as far as it can be written down."""
-        return None
+        """What an item asks and what is right, in the data's own words: nothing of it depends on the model."""
+        raise NotImplementedError
+
+    def digest_of(self, number: int) -> str:
+        """Of an item: a record is of no use once it is another one."""
+        return blake2b(
+            repr((self.names[number], self.truth(number))).encode("utf-8", "replace"), digest_size=8
+        ).hexdigest()
+
+    def digest(self) -> str:
+        """Of all items."""
+        items = "".join(self.digest_of(number) for number in range(len(self.names)))
+        return blake2b(items.encode(), digest_size=16).hexdigest()
 
     # How items are decoded: the same for all.
 
@@ -167,6 +171,10 @@ def effort(records: Sequence[Record]) -> dict[str, Any]:
     return {"nfe": nfe / max(1, len(records)), "tpf": tokens / nfe if nfe else None, "length_stops": stops}
 
 
-def file_digest(path: str | Path) -> str:
-    """Of a file's bytes."""
-    return blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+def data_digest(path: str | Path) -> str:
+    """Of the bytes of a file, or of all files of a folder."""
+    path, digest = Path(path), blake2b(digest_size=16)
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            digest.update(f"{file.relative_to(path)}\0".encode("utf-8", "replace") + file.read_bytes())
+    return digest.hexdigest()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
 from dlm.evaluation.suite.config import TaskSection
-from dlm.evaluation.suite.trial import Record, Setting, Trial, effort, file_digest, spent
+from dlm.evaluation.suite.trial import Record, Setting, Trial, data_digest, effort, spent
 
 if TYPE_CHECKING:
     from dlm.data.config import DataConfig
@@ -35,8 +35,9 @@ class Bound(Trial):
         super().__init__(lm, task, setting)
         self.names = ["all"]
 
-    def digest(self) -> str:
-        return repr((self.task.data, self.task.length))
+    def truth(self, number: int) -> Any:
+        data = "stdlib" if self.task.data is None else data_digest(self.task.data)
+        return data, self.setting.limit(self.task)
 
     def measured(self) -> Record:
         """The one record of it all."""
@@ -73,11 +74,14 @@ class Perplexity(Trial):
                 f'task "{task.label}": judge = "{task.judge}" is no causal model: its likelihoods would be bounds alone'
             )
         lines = heldout_lines(_data(task), setting.limit(task) or TEXTS, setting.seed)
-        self.names = [line.name for line in lines]
+        self.names, self.lines = [line.name for line in lines], lines
         self.prompts = [lm.encode(line.prefix)[-SHOWN:] for line in lines]
 
     def prompt(self, number: int) -> list[int]:
         return self.prompts[number]
+
+    def truth(self, number: int) -> Any:
+        return self.lines[number].prefix
 
     def judge(self, numbers: Sequence[int], answers: "Sequence[Sequence[Generation]]") -> list[Record]:
         from dlm.evaluation.score import score
@@ -130,8 +134,9 @@ class LmEval(Trial):
         super().__init__(lm, task, setting)
         self.names = list(task.tasks)
 
-    def digest(self) -> str:
-        return repr((self.task.tasks, self.task.shots, self.task.chat, self.task.include))
+    def truth(self, number: int) -> Any:
+        own = None if self.task.include is None else data_digest(self.task.include)
+        return self.task.tasks, self.task.shots, self.task.chat, own, self.setting.limit(self.task)
 
     def measured_with(self, way: Any) -> list[Record]:
         """One record a task, with what lm-eval's results say of it and its samples."""
@@ -174,6 +179,14 @@ class LmEval(Trial):
             for name, result in found["results"].items()
         ]
 
+    def _manager(self, kind: Any) -> Any:
+        """Your own tasks alone where they are all that is asked: lm-eval reads thousands of files for its own."""
+        if self.task.include is not None:
+            own = kind(include_path=self.task.include, include_defaults=False)
+            if set(self.task.tasks) <= set(own.all_tasks):
+                return own
+        return kind(include_path=self.task.include)
+
     def summary(self, records: Sequence[Record]) -> dict[str, Any]:
         found = {
             record["item"]: {k: v for k, v in record.items() if k not in ("item", "samples")} for record in records
@@ -185,6 +198,3 @@ def _sample(sample: dict[str, Any]) -> dict[str, Any]:
     """What of an lm-eval sample is kept: which document, its hashes, the answers."""
     names = ("doc_id", "target", "filtered_resps", "doc_hash", "prompt_hash", "target_hash")
     return {name: sample[name] for name in names if name in sample}
-
-
-__all__ = ["Bound", "LmEval", "Perplexity", "entropy", "file_digest"]

@@ -142,6 +142,13 @@ def test_other_settings_are_other_runs(tmp_path, tiny):
     (tmp_path / "q.jsonl").write_text(json.dumps({"question": "2?", "answer": "1", "source": "gsm8k"}))
     evaluate_all(config_of(tmp_path, task), done.append)
     assert len(done) == 1  # what the data hold does
+    two = [{"question": f"{i}?", "answer": "1", "source": "gsm8k"} for i in (2, 3)]
+    rows(tmp_path / "q.jsonl", two)
+    evaluate_all(config_of(tmp_path, task), done.append)
+    assert done[1].endswith("2 of 2")  # the first was done already
+    before = len((tmp_path / "out.records.jsonl").read_text().splitlines())
+    evaluate_all(config_of(tmp_path, task, limit=1), done.append)
+    assert len(done) == 2 and len((tmp_path / "out.records.jsonl").read_text().splitlines()) == before == 4
 
 
 MINE = """
@@ -180,7 +187,7 @@ BAD = [
     ({"kind": "file", "data": "none.py"}, {}, "none.py: no such file"),
     ({"kind": "sudoku"}, {}, "is no Sudoku model"),
     ({"kind": "perplexity"}, {}, "judge is missing"),
-    ({"kind": "lines"}, {"decoding": [{"rule": "threshold", "tokens_per_step": 2}]}, "tokens_per_step is only read by the rules"),
+    ({"kind": "questions", "data": "stdlib"}, {"decoding": [{"rule": "threshold", "tokens_per_step": 2}]}, "tokens_per_step is only read by the rules"),
 ]  # fmt: skip
 REFUSED = [
     ({"kind": "sudoku", "shots": 3}, {}, "shots = 3 is only read by tasks of kind mbpp, lm_eval"),
