@@ -1,11 +1,13 @@
-"""Recorders: a foreign loop in a few lines, batches, growing canvases, and what a recorder refuses."""
+import inspect
 
 import numpy as np
 import pytest
 
-from dlm.errors import UserError
+from dlm.config import check
 from dlm.trace import Recorder, TraceStore, from_events, from_map, from_states
+from dlm.trace.config import TraceConfig
 from dlm.trace.events import ACCEPT, MASK, NO_MASK, REJECT, REPLACE, SET
+from tests.refusals import refused
 from tests.trace.synthetic import MASK_ID, run
 
 
@@ -89,12 +91,8 @@ def test_positions_past_the_end_extend_the_canvas_with_masks():
     recorder.commit(1, np.array([5]), np.array([6]))
     recorder.commit(2, np.array([1]), np.array([7]), length=8)
     trace = recorder.trace()
-    assert [trace.state(k)[: trace.length_at(k)].tolist() for k in range(4)] == [
-        [1, 0, 0],
-        [1, 0, 5],
-        [1, 0, 5, 0, 0, 6],
-        [1, 7, 5, 0, 0, 6, 0, 0],
-    ]
+    states = [trace.state(k)[: trace.length_at(k)].tolist() for k in range(4)]
+    assert states == [[1, 0, 0], [1, 0, 5], [1, 0, 5, 0, 0, 6], [1, 7, 5, 0, 0, 6, 0, 0]]
 
 
 def test_events_tell_what_happened_in_order():
@@ -147,10 +145,20 @@ def test_states_of_a_growing_canvas():
     ],
 )
 def test_what_is_refused(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
+    refused(message, make)
 
 
 def event(kind: int, step: int = 0):
     columns = np.array([[step], [0], [kind], [5]])
     return from_events("x", np.array([0, 0]), columns, mask_id=0, num_steps=2)
+
+
+def test_defaults_are_the_stores():
+    config, store = TraceConfig(), inspect.signature(TraceStore).parameters
+    for name in ("durability", "fraction", "prompts", "queue_size"):
+        assert getattr(config, name) == store[name].default
+
+
+@pytest.mark.parametrize("value", ["tokens+logits", ""])
+def test_granularity_is_checked(value):
+    refused("cannot be kept; known: tokens, masks", check, TraceConfig, {"keep": value}, "x.toml")
