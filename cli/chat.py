@@ -8,7 +8,7 @@ from dlm.errors import UserError
 from .config import InferConfig, JobConfig
 from .decode import decode
 from .jobs import name_of
-from .show import Printer, lm_of, recording
+from .show import Printer, draft_of, lm_of, recording
 from .streams import standard_input, unicode
 
 
@@ -17,6 +17,7 @@ def chat(config: InferConfig) -> None:
     lm = lm_of(config.model)
     if lm.tokenizer is None:
         raise UserError(f"model {config.model.name} has no tokenizer, so no chat template: --chat needs both")
+    draft = draft_of(config.draft.model, lm)
     stream = standard_input()
     if stream.isatty():
         print("Ctrl-D ends the conversation.", file=sys.stderr)
@@ -32,7 +33,7 @@ def chat(config: InferConfig) -> None:
                 model=config.model,
                 sampler=config.sampler,
             )
-            answer = decode(lm, [turn], printer, config.engine, said=line)[0]
+            answer = decode(lm, [turn], printer, config.engine, said=line, draft=draft)[0]
             messages.append({"role": "assistant", "content": answer.text})
 
 

@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from dlm.errors import UserError
+
 from .config import InferConfig
 from .flags import Flag, model_flag
 from .options import Command, Options
@@ -16,32 +18,25 @@ COMMAND = Command(
     config=InferConfig,
     flags=(
         model_flag("model.name"),
+        Flag("--prompt", "TEXT", "A prompt; its [MASK:n] holes are filled, else it is continued.", repeatable=True),
+        Flag("--prompt-file", "FILE", "A prompt from a file; - is standard input.", repeatable=True),
         Flag(
-            name="--prompt",
-            metavar="TEXT",
-            repeatable=True,
-            help="A prompt; its [MASK:n] holes are filled, else it is continued.",
+            "--input",
+            "FILE",
+            'JSON lines: "text" or {"prompt": …, "request_id": …, "sampler": {…}}; - is standard input.',
         ),
-        Flag(name="--prompt-file", metavar="FILE", repeatable=True, help="A prompt from a file; - is standard input."),
+        Flag("--output", "FILE", "Write one JSON object a result there."),
         Flag(
-            name="--input",
-            metavar="FILE",
-            help='JSON lines: "text" or {"prompt": …, "request_id": …, "sampler": {…}}; - is standard input.',
+            "--json", help="Print one JSON object a result: prompt, text, tokens, nfe, tpf, …", sets="output.json_lines"
         ),
-        Flag(name="--output", metavar="FILE", help="Write one JSON object a result there."),
+        Flag("--trace", help="Record every step: dlm-replay ID shows them again.", sets="trace.enabled"),
         Flag(
-            name="--json",
-            sets="output.json_lines",
-            help="Print one JSON object a result: prompt, text, tokens, nfe, tpf, …",
-        ),
-        Flag(name="--trace", sets="trace.enabled", help="Record every step: dlm-replay ID shows them again."),
-        Flag(
-            name="--allow-long",
-            sets="sampler.allow_long",
+            "--allow-long",
             help="Let prompt and generation be longer than the context the model was made for.",
+            sets="sampler.allow_long",
         ),
-        Flag(name="--chat", help="Talk with the model, turn by turn, through its chat template."),
-        Flag(name="--quiet", sets="output.quiet", help="Print the text alone."),
+        Flag("--chat", help="Talk with the model, turn by turn, through its chat template."),
+        Flag("--quiet", help="Print the text alone.", sets="output.quiet"),
     ),
 )
 
@@ -55,12 +50,16 @@ def _work(config: InferConfig, options: Options) -> None:
         from .chat import chat
 
         return chat(config)
-    from .jobs import batches, collect
+    from .jobs import batches, collect, has_holes
 
     jobs = collect(config, options)
+    if config.draft.model is not None and all(map(has_holes, jobs)):
+        raise UserError(
+            f"[draft] model = {config.draft.model!r} continues texts, and all jobs fill holes: leave it out"
+        )
 
     from .decode import decode
-    from .show import Printer, lm_of, names_of, recording
+    from .show import Printer, draft_of, lm_of, names_of, recording
 
     output, trace = options.value("--output"), config.trace
     if int(os.environ.get("RANK", "0")) > 0:  # torchrun: all processes decode alike, the first one tells
@@ -69,7 +68,9 @@ def _work(config: InferConfig, options: Options) -> None:
     names = [name for job in jobs for name in names_of(job)]
     with Printer(config.output, output) as printer, recording(trace, names) as printer.store:
         for batch in batches(jobs, 1 if printer.shows_steps else config.batch_size):
-            decode(lm_of(batch[0].model), batch, printer, config.engine)
+            lm = lm_of(batch[0].model)
+            draft = None if has_holes(batch[0]) else draft_of(config.draft.model, lm)
+            decode(lm, batch, printer, config.engine, draft=draft)
 
 
 if __name__ == "__main__":

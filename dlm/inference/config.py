@@ -1,4 +1,4 @@
-"""[model], [sampler] and [engine]: which model decodes, how masks become tokens, and how much runs at a time.
+"""[model], [draft], [sampler] and [engine]: which model decodes, how masks become tokens, and how much runs at a time.
 
 Rules bring their own settings (`dlm.diffusion.unmask.RULES`). Nothing here needs torch.
 """
@@ -33,10 +33,8 @@ MOST = 2**20
 """Tokens, or steps, of one request; refused before any memory is asked for."""
 
 
-class ModelSection(BaseModel):
+class ModelSection(BaseModel, frozen=True, extra="forbid"):
     """[model]: what to load, and where to."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(
         default="pico", min_length=1, description="A bundled model (pico, sudoku), a folder, or a hub id."
@@ -54,6 +52,19 @@ class ModelSection(BaseModel):
     )
     tensor_parallel: int = Field(
         default=1, ge=1, description="Processes of one node that share the layers; start them with torchrun."
+    )
+
+
+class DraftSection(BaseModel):
+    """[draft]: what guesses tokens that the model then checks, several in one forward."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description='A DFlash draft\'s folder or hub id, "ngram" (what followed the same tokens before), a diffusion model of '
+        'the same tokenizer or, for a diffusion model, "self". The text stays that of no draft.',
     )
 
 
@@ -170,10 +181,8 @@ class SamplerConfig(RuleSettings):
         return self
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """[engine]: what is kept between forwards, and how much runs at a time. Of these only `cache` can change tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cache: Cache = Field(
         default="auto",

@@ -236,6 +236,8 @@ def draft_config_to_hub(config: DraftConfig) -> dict[str, Any]:
         "rope_scaling",
     ]
     window = next((window for window in config.windows if window is not None), None)
+    if any(other not in (None, window) for other in config.windows):
+        raise UserError(f"z-lab's format cannot say windows of several lengths: {config.windows}")
     hub = {
         "architectures": [ARCHITECTURES[config.selects]],
         "model_type": "qwen3",

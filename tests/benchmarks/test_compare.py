@@ -83,11 +83,12 @@ def test_a_token_a_forward_reveals_the_surest_first(compare, tmp_path, monkeypat
     assert (found["tpf"], found["bits"]) == (1.0, pytest.approx(nats / 6 / math.log(2), rel=1e-5))
 
 
-def test_equal_quality_is_read_between_thresholds(compare):
+def test_equal_quality_is_read_between_thresholds(script):
+    grid = script("grid")
     frontier = [{"tpf": 1.0, "bits": 2.0}, {"tpf": 2.0, "bits": 2.2}, {"tpf": 4.0, "bits": 3.0}]
-    assert compare.at_equal_quality(frontier, 2.1) == pytest.approx(1.5)
-    assert compare.at_equal_quality(frontier, 2.0) == 1.0 and compare.at_equal_quality(frontier, 1.9) is None
-    assert compare.at_equal_quality(frontier, 9.0) == 4.0
+    assert grid.at_equal_quality(frontier, 2.1) == pytest.approx(1.5)
+    assert grid.at_equal_quality(frontier, 2.0) == 1.0 and grid.at_equal_quality(frontier, 1.9) is None
+    assert grid.at_equal_quality(frontier, 9.0) == 4.0
 
 
 def result(bits, start=None, **more):

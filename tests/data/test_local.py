@@ -79,8 +79,8 @@ def test_a_cache_that_cannot_be_written_is_no_error(texts, tokenizer, tmp_path, 
         (b'{"text": "a"', r"bad\.jsonl:3: not JSON"),
         (b'["a"]', r"bad\.jsonl:3: .*list, not a JSON object"),
         (b'{"text": "\xff"}', r"bad\.jsonl:3: not UTF-8"),
-        (b'{"body": "a"}', r"bad\.jsonl:3: no field `text` .*the row has body"),
-        (b'{"text": 5}', r"bad\.jsonl:3: `text` is int"),
+        (b'{"body": "a"}', r"bad\.jsonl:3: data\.text_fields: no field `text`; the row has body"),
+        (b'{"text": 5}', r"bad\.jsonl:3: data\.text_fields: `text` is int"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, tokenizer, line, message):

@@ -60,7 +60,7 @@ def test_a_crash_costs_one_shard(data, tokenizer, tmp_path, monkeypatch):
         prepare(data, tokenizer, tmp_path / "out", 16, shard_samples=6)
     half = DataConfig(source="tokens", paths=(str(tmp_path / "out"),))
     refused("not finished; run it again", build_stream, half, tokenizer, 16)
-    refused("half-written", prepare, data, tokenizer, tmp_path / "out", 8, shard_samples=6)
+    refused("unfinished shards", prepare, data, tokenizer, tmp_path / "out", 8, shard_samples=6)
     assert prepare(data, tokenizer, tmp_path / "out", 16, shard_samples=6) == whole
     assert written[2:] == ["00002.parquet", *written[3:]]
     for entry in whole["splits"]["train"]:

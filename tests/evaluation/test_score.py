@@ -155,12 +155,12 @@ def test_a_token_across_the_cut_is_cut():
 
 
 BAD = [
-    (3, {}, "texts must be a list of strings or of pairs (context, continuation), not int"),
+    (3, {}, "texts must be a list of strings or pairs (context, continuation), not int"),
     (["a", 3], {}, "text 1 is '3': give a string, or a pair"),
     ([("a", "b", "c")], {}, "text 0 is"),
     ([("a", None)], {}, "text 0 is"),
     (("a", "b"), {}, "texts is a single pair: write [(context, continuation)]"),
-    (["a", "x" * 2000], {}, "text 1 has 2000 tokens, and model 'tiny' has a context of 64: score it in parts"),
+    (["a", "x" * 2000], {}, "text 1 has 2000 tokens, but model 'tiny' a context of 64: score it in parts"),
     (["\ud800"], {}, "text 0 holds a lone surrogate"),
     (["a"], {"draws": 1}, "draws = 1 must be at least 2"),
     (["a"], {"batch_size": 0}, "batch_size = 0 must be at least 1"),

@@ -18,7 +18,7 @@ from dlm.inference.engine import Engine
 from dlm.prepare.config import TrajectoriesConfig
 from dlm.prepare.trajectories import prepare
 from dlm.sudoku import sudoku_tokenizer
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
 from tests.inference.tiny import EOS, text_lm, tiny_lm
 from tests.refusals import refused
 
@@ -267,7 +267,7 @@ def test_parquet_is_written_when_all_is_done_and_trains(folder):
         ({"trajectories__prompt_length": "all", "trajectories__responses": "forced"}, "leaves no response"),
         (
             {"sampler__edit_threshold": "0.9", "trajectories__responses": "forced"},
-            "edit_threshold = 0.9 changes tokens",
+            "edit_threshold = 0.9 changes what trajectories.responses",
         ),
     ],
 )

@@ -21,7 +21,7 @@ from typing import Any
 
 from dlm.errors import UserError
 from dlm.trace import TraceStore
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
 from tests.trace.conftest import PIECES
 from tests.trace.worker import given, made, summed
 

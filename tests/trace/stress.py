@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dlm.trace import TraceStore
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
 from dlm.trace.reader import TraceReader
 from tests.trace.worker import FEWEST, Worker, given, known, made, model, proof, summed
 

@@ -9,8 +9,9 @@ import zstandard
 from dlm.errors import UserError
 from dlm.trace import TraceStore, codec, columns, from_map
 from dlm.trace.assemble import from_events
-from dlm.trace.codec import CorruptTrace, content, decode, digest, encode
+from dlm.trace.codec import CorruptTrace, content, decode, encode
 from dlm.trace.events import NEVER, SET
+from dlm.trace.facts import digest
 from dlm.trace.trace import Trace
 from tests.refusals import refused
 from tests.trace.synthetic import anything, run

@@ -4,12 +4,12 @@ import sqlite3
 
 import pytest
 
-from dlm.trace import TraceStore, from_map, numbers, upkeep
-from dlm.trace.codec import digest
+from dlm.trace import TraceStore, dictionaries, from_map, upkeep
 from dlm.trace.connection import TABLES
-from dlm.trace.database import StoreError
-from dlm.trace.numbers import GUARDS
+from dlm.trace.dictionaries import GUARDS
+from dlm.trace.facts import digest
 from dlm.trace.reader import TraceReader
+from dlm.trace.session import StoreError
 from tests.refusals import refused
 from tests.trace.conftest import PIECES
 from tests.trace.stress import stress
@@ -127,7 +127,7 @@ def test_a_deletion_that_fails_leaves_everything_as_it_was(path, broken, monkeyp
         store.train_dict()
         store.train_dict()
         statements = (*GUARDS[:broken], "CREATE nonsense", *GUARDS[broken:])
-        monkeypatch.setattr(numbers, "GUARDS", statements)
+        monkeypatch.setattr(dictionaries, "GUARDS", statements)
         with pytest.raises(StoreError):
             store.gc(110)
         right(store, 0, 120)

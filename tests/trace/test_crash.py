@@ -12,7 +12,7 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.trace import TraceStore, from_map
-from dlm.trace.database import StoreError
+from dlm.trace.session import StoreError
 from tests.refusals import refused
 from tests.trace.worker import made
 

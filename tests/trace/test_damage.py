@@ -7,8 +7,8 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.trace import TraceStore
-from dlm.trace.codec import digest
-from dlm.trace.database import StoreError
+from dlm.trace.facts import digest
+from dlm.trace.session import StoreError
 from tests.refusals import refused
 from tests.trace.conftest import PIECES
 from tests.trace.flips import flips

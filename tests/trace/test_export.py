@@ -5,7 +5,7 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.trace import TraceStore
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
 from tests.refusals import refused
 from tests.trace.synthetic import anything, run
 

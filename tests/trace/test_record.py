@@ -8,6 +8,7 @@ from dlm.trace import Recorder, TraceStore, from_events, from_map, from_states
 from dlm.trace.config import TraceConfig
 from dlm.trace.events import ACCEPT, MASK, NO_MASK, REJECT, REPLACE, SET
 from tests.refusals import refused
+from tests.trace.states import states
 from tests.trace.synthetic import MASK_ID, run
 
 
@@ -138,9 +139,9 @@ def test_states_of_a_growing_canvas():
         (lambda: Recorder("x", keep="tokens+logits"), "cannot keep 'logits'; known: tokens, masks, confidence"),
         (lambda: Recorder("x", [[1], [2]]), r"takes \(l,\) or \(1, l\) ids, not \(2, 1\)"),
         (lambda: from_states("x", [[1, 2], [1]], 0), "shrank from 2 to 1"),
-        (lambda: from_map("x", [1, 2], [0], 0), "must be one row each"),
+        (lambda: from_map("x", [1, 2], [0], 0), "must be a row each"),
         (lambda: from_map("x", [1, 2], [0, 5], 0, num_steps=3), "a token of step 5, but num_steps = 3"),
-        (lambda: event(REPLACE), "revises position 0, where there is no token yet"),
+        (lambda: event(REPLACE), "revises position 0, which has no token"),
         (lambda: event(SET, step=4), "must come step by step, from 0 to 1"),
     ],
 )
@@ -161,4 +162,8 @@ def test_defaults_are_the_stores():
 
 @pytest.mark.parametrize("value", ["tokens+logits", ""])
 def test_granularity_is_checked(value):
-    refused("cannot be kept; known: tokens, masks", check, TraceConfig, {"keep": value}, "x.toml")
+    refused("cannot keep .*; known: tokens, masks", check, TraceConfig, {"keep": value}, "x.toml")
+
+
+def test_every_state_of_engine_and_dice_comes_back():
+    assert states(15)["traces"] == 15

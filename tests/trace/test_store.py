@@ -10,8 +10,8 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.trace import CorruptTrace, DuplicateTrace, TraceStore, UnknownTrace
-from dlm.trace.database import StoreError
 from dlm.trace.events import NEVER
+from dlm.trace.session import StoreError
 from dlm.trace.times import iso, moment, seconds, ticks
 from tests.refusals import refused
 from tests.trace.synthetic import run

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dlm.trace import TraceStore, dictionaries, from_map
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
 from dlm.trace.reader import TraceReader
 from dlm.trace.redact import redacted
 from dlm.trace.trace import Trace

@@ -83,7 +83,7 @@ def test_the_environment_adds_to_the_config(tmp_path, monkeypatch, capsys):
 
 
 def test_layers_cannot_be_named_where_they_are_compiled(tmp_path):
-    with pytest.raises(UserError, match="profile.level = 3 names layers, which train.compile = true fuses"):
+    with pytest.raises(UserError, match="profile.level = 3 names layers, which train.compile fuses"):
         Run(config(tmp_path, profile__level="3", train__compile="true"))
 
 

@@ -38,7 +38,7 @@ def test_plain_data_comes_back_as_it_was(value):
 
 def test_what_is_not_plain_is_named():
     assert state.loads(state.dumps({"n": np.int64(3), "x": np.float64(0.5)})) == {"n": 3, "x": 0.5}
-    with pytest.raises(UserError, match=r"state\.data\.rows\[1\] is a object, which a checkpoint cannot hold"):
+    with pytest.raises(UserError, match=r"state\.data\.rows\[1\] is a object, which no checkpoint holds"):
         state.dumps({"data": {"rows": [1, object()]}})
 
 
@@ -117,5 +117,5 @@ def test_another_network_is_refused(tmp_path):
     ):
         state.load(tmp_path, ALONE, *net(0, width=4))
     module = nn.Sequential(nn.Linear(3, 5))
-    with pytest.raises(UserError, match=r"tensor '1.bias' is in this network or in the checkpoint, not in both"):
+    with pytest.raises(UserError, match=r"tensor '1.bias' is in this network or in the checkpoint, not both"):
         state.load(tmp_path, ALONE, module, torch.optim.AdamW(module.parameters()))

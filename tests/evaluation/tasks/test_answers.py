@@ -1,10 +1,10 @@
 import pytest
 
+from dlm.evaluation.answers import f1, normalise
 from dlm.evaluation.questions import grade
 from dlm.evaluation.task import Grade, Question
 from dlm.evaluation.tasks import TASKS
 from dlm.evaluation.tasks.mmlu import choice_of
-from dlm.evaluation.words import f1, normalise
 
 GSM8K = [
     ("She has 40 + 105 = 145 points.\n#### 145", "145", True),
