@@ -107,11 +107,17 @@ class TauMeter:
             answer = torch.arange(len(ids), device=device) >= len(prompt)
             loop += result.accepted or []
             if len(result.tokens) > 1:
-                forward += walked(*(x.tolist() for x in self.matched(draft, ids, answer, joined)))
+                room = len(prompt) + length
+                forward += walked(*(x.tolist() for x in self.matched(draft, ids, answer, joined, room)))
         return loop, forward
 
     def matched(
-        self, draft: Draft, ids: Int[Tensor, " l"], answer: Tensor, masking: DraftMasking | None = None
+        self,
+        draft: Draft,
+        ids: Int[Tensor, " l"],
+        answer: Tensor,
+        masking: DraftMasking | None = None,
+        room: int | None = None,
     ) -> tuple[Int[Tensor, " l"], Tensor]:
         """Of each position, were it an anchor, how many of its first drafted tokens are the text's; and where one may be."""
         masking = masking or self.masking
@@ -120,7 +126,7 @@ class TauMeter:
         counts = torch.zeros_like(ids)
         features = None
         for anchors in fit.nonzero()[:, 0].split(self.masking.num_anchors):
-            blocks = masking.blocks(one, anchors[None])
+            blocks = masking.blocks(one, anchors[None], room)
             if features is None:
                 features = self.states.live(one.input_ids, blocks.context_positions)
             hidden = block_states(draft, blocks, features)[0]

@@ -28,6 +28,8 @@ class Blocks:
     """Where their documents begin there."""
     targets: Int[Tensor, "b n k"]
     """The tokens behind each anchor; k = B - 1."""
+    rows: Int[Tensor, "b n"]
+    """How many rows each block has: B, or fewer where a text has no room for more. Nobody sees the others."""
     asked: Bool[Tensor, "b n k"]
     """Which of them are drafted: those up to the end of the answer, of the document, and of the text."""
 
@@ -44,7 +46,8 @@ class Blocks:
         """
         length, block = self.context_positions.shape[1], q // self.size
         before = (k < self.anchors[batch, block]) & (k >= self.begin[batch, block])
-        return (k < length) & before | (k >= length) & ((k - length) // self.size == block)
+        own = ((k - length) // self.size == block) & ((k - length) % self.size < self.rows[batch, block])
+        return (k < length) & before | (k >= length) & own
 
     def allowed(self) -> Bool[Tensor, "b q k"]:
         """The same as a table."""
@@ -85,9 +88,10 @@ class DraftMasking:
         return anchors, fit.gather(-1, anchors)
 
     def blocks(
-        self, batch: Batch, anchors: Int[Tensor, "b n"] | None = None, used: Bool[Tensor, "b n"] | None = None
+        self, batch: Batch, anchors: Int[Tensor, "b n"] | None = None, room: int | None = None
     ) -> Blocks:
-        """The blocks at these anchors, drawn ones unless given; of those not `used` nothing is asked."""
+        """The blocks at these anchors, all of them fit; drawn ones unless given. `room`: positions a decoded text has."""
+        used = None
         if anchors is None:
             anchors, used = self.draw(batch)
         ids, (b, l), n = batch.input_ids, batch.input_ids.shape, anchors.shape[1]
@@ -110,6 +114,7 @@ class DraftMasking:
             anchors=anchors,
             begin=anchors - first,
             targets=targets,
+            rows=torch.full_like(anchors, self.size) if room is None else (room - anchors).clamp(max=self.size),
             asked=going.long().cumprod(-1).bool(),
         )
 
