@@ -1,5 +1,6 @@
 """Blocks that a draft is asked to fill: each begins at an anchor, a token that stands, and goes on in masks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,30 +39,35 @@ class Blocks:
         """B."""
         return self.targets.shape[2] + 1
 
-    def sees(self, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def sight(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Whether row q of the blocks sees key k of [the text's states | the blocks], as FlexAttention asks it.
 
         A block sees the states of its own document before its anchor, and itself. The anchor's own state is not there
         when a draft is decoded: the target has not read it yet.
         """
-        length, block = self.context_positions.shape[1], q // self.size
-        before = (k < self.anchors[batch, block]) & (k >= self.begin[batch, block])
-        own = ((k - length) // self.size == block) & ((k - length) % self.size < self.rows[batch, block])
-        return (k < length) & before | (k >= length) & own
+        length, size, anchors, begin, rows = self.context_positions.shape[1], self.size, self.anchors, self.begin, self.rows
+
+        def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            block = q // size
+            before = (k < anchors[batch, block]) & (k >= begin[batch, block])
+            own = ((k - length) // size == block) & ((k - length) % size < rows[batch, block])
+            return (k < length) & before | (k >= length) & own
+
+        return sees
 
     def allowed(self) -> Bool[Tensor, "b q k"]:
         """The same as a table."""
         device, (b, q) = self.input_ids.device, self.input_ids.shape
         rows = torch.arange(b, device=device)[:, None, None]
         keys = torch.arange(self.context_positions.shape[1] + q, device=device)
-        return self.sees(rows, rows, torch.arange(q, device=device)[:, None], keys)
+        return self.sight()(rows, rows, torch.arange(q, device=device)[:, None], keys)
 
     def block_mask(self) -> Any:
         """The same for FlexAttention, which leaves out what is not seen."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         b, q = self.input_ids.shape
-        return create_block_mask(self.sees, b, None, q, self.context_positions.shape[1] + q, self.input_ids.device)
+        return create_block_mask(self.sight(), b, None, q, self.context_positions.shape[1] + q, self.input_ids.device)
 
 
 class DraftMasking:
