@@ -189,7 +189,9 @@ def _begin(folder: Path, teacher: LiveTeacher, cache: Cache, length: int) -> Non
         "length": length,
     } | ({"apart": True} if cache.apart else {})
     found = read_json(folder / MANIFEST)
-    other = [f"{key} {found.get(key)}, not {value}" for key, value in manifest.items() if found and found.get(key) != value]
+    other = [
+        f"{key} {found.get(key)}, not {value}" for key, value in manifest.items() if found and found.get(key) != value
+    ]
     if other:
         raise UserError(f"{cache.key} = {str(folder)!r} holds states of {'; '.join(other)}: give an empty folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ def allowed_by_hand(ids: list[int], anchors: list[int], apart: bool, room: int |
         for _ in range(B):
             states = [begin <= p < anchor for p in range(len(ids))]
             blocks = [[other == block and (room is None or anchors[other] + i < room) for i in range(B)] for other in range(len(anchors))]  # fmt: skip
-            table.append(states + sum(blocks, []))
+            table.append(states + [seen for block_ in blocks for seen in block_])
     return table
 
 
@@ -116,7 +116,9 @@ def test_anchors_are_drawn_anew_each_step_and_are_the_samples_own():
     assert not torch.equal(later, anchors)
 
 
-@pytest.mark.parametrize("more", [{}, SECOND, {"windows": (6, None), "causal": (True, False)}], ids=["1", "2", "sliding"])
+@pytest.mark.parametrize(
+    "more", [{}, SECOND, {"windows": (6, None), "causal": (True, False)}], ids=["1", "2", "sliding"]
+)
 def test_no_gradient_reaches_states_at_or_behind_the_anchor(more):
     batch, draft = text().rows(0, 1), draft_of(**more)
     masking = DraftMasking(draft, 8, False, seed=1)
@@ -128,7 +130,9 @@ def test_no_gradient_reaches_states_at_or_behind_the_anchor(more):
         assert (size[anchor:] == 0).all() and (size[anchor - 3 : anchor] > 0).all()
 
 
-@pytest.mark.parametrize("more", [{}, SECOND, {"windows": (6, None), "causal": (True, False)}], ids=["1", "2", "sliding"])
+@pytest.mark.parametrize(
+    "more", [{}, SECOND, {"windows": (6, None), "causal": (True, False)}], ids=["1", "2", "sliding"]
+)
 def test_training_computes_the_logits_of_decoding_block_by_block(more, monkeypatch):
     draft = draft_of(**more)
     seen, run = [], DFlash._run
@@ -219,7 +223,7 @@ def test_a_draft_trains_is_resumed_exactly_and_decodes_as_training_says(base, tm
     assert one.config.selects == second and one.config.block_size == 4 and one.config.target_layer_ids == (0, 1)
     (plain,), (fast,) = (dlm.generate(lm, ["def f"], gen_length=12, **more) for more in ({}, {"draft": one}))
     assert plain.tokens == fast.tokens and fast.tau >= 1
-    went_on = train(ours(base, tmp_path, "more", train__init_from=str(straight.folder), **{"draft__block_length": "none", "draft__target_layers": "[]"}))  # fmt: skip
+    went_on = train(ours(base, tmp_path, "more", train__init_from=str(straight.folder), draft__block_length="none", draft__target_layers="[]"))  # fmt: skip
     assert went_on.losses[0] < straight.losses[0]
 
 

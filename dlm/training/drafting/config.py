@@ -59,7 +59,10 @@ class DraftConfig(Section):
         default=None, gt=0, description="none: 7, 5, 4 for blocks of 16, 10, 8, and half the block for others"
     )
     smoothing: float = Field(
-        default=0.5, ge=0, lt=1, description="weighting = dpace: how far a drafted token's probability is drawn towards 1"
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="weighting = dpace: how far a drafted token's probability is drawn towards 1",
     )
     states: str | None = Field(
         default=None,
@@ -69,7 +72,8 @@ class DraftConfig(Section):
         default="bfloat16", description="dtype of the states that `dlm-prepare anchors` writes"
     )
     context: bool = Field(
-        default=True, description="false: a draft that reads nothing of the target but its newest token, to compare with"
+        default=True,
+        description="false: a draft that reads nothing of the target but its newest token, to compare with",
     )
     tau_prompts: int = Field(
         default=8, ge=0, description="held-out beginnings that each validation decodes with the draft; 0: none"
@@ -103,7 +107,7 @@ def draft_problem(config: "TrainConfig") -> str | None:
             return 'trainable.kind = "draft" needs objective.masking = "draft", which says the same by itself'
         if given:
             value = getattr(d, given[0])
-            return f'draft.{given[0]} = {value!r} is only read with objective.masking = draft, not {config.objective.masking}'
+            return f"draft.{given[0]} = {value!r} is only read with objective.masking = draft, not {config.objective.masking}"
         return None
     if config.trainable.kind not in ("language", "draft"):
         return f"objective.masking = draft trains a draft, not trainable.kind = {config.trainable.kind!r}"
@@ -126,7 +130,9 @@ def draft_problem(config: "TrainConfig") -> str | None:
     if t.tokenizer is not None:
         return f"train.tokenizer = {t.tokenizer!r}: a draft has its target's tokenizer; leave it out"
     if t.gradient_checkpointing:
-        return "train.gradient_checkpointing is not read with objective.masking = draft: lower draft.num_anchors instead"
+        return (
+            "train.gradient_checkpointing is not read with objective.masking = draft: lower draft.num_anchors instead"
+        )
     if config.eval.draws != type(config.eval).model_fields["draws"].default:
         return f"eval.draws = {config.eval.draws} is not read with objective.masking = draft: leave it out"
     for name, info in ObjectiveConfig.model_fields.items():

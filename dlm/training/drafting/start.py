@@ -73,12 +73,12 @@ def _require_target(target: LM, config: TrainConfig) -> None:
             f"train.length = {config.train.length} exceeds the {shape.max_position_embeddings} positions of draft.target = {name!r}"
         )
     if config.train.length < 2:
-        raise UserError(f"train.length = {config.train.length}: a draft learns from a token and those behind it: 2 at least")
+        raise UserError(
+            f"train.length = {config.train.length}: a draft learns from a token and those behind it: 2 at least"
+        )
     if config.objective.documents == "apart" and target.eos_id is None:
         raise UserError(
             f"objective.documents = apart tells documents by end-of-text, and draft.target = {name!r} has none: leave it out"
         )
     if target.tokenizer is None and config.data.source not in ("sudoku", "tokens"):
         raise UserError(f"draft.target = {name!r} has no tokenizer.json, and text needs one: copy it into that folder")
-
-

@@ -45,7 +45,13 @@ class Blocks:
         A block sees the states of its own document before its anchor, and itself. The anchor's own state is not there
         when a draft is decoded: the target has not read it yet.
         """
-        length, size, anchors, begin, rows = self.context_positions.shape[1], self.size, self.anchors, self.begin, self.rows
+        length, size, anchors, begin, rows = (
+            self.context_positions.shape[1],
+            self.size,
+            self.anchors,
+            self.begin,
+            self.rows,
+        )
 
         def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
             block = q // size
@@ -93,9 +99,7 @@ class DraftMasking:
         anchors = order[:, : max(1, min(self.num_anchors, fit.shape[1] - 1))].sort(-1).values
         return anchors, fit.gather(-1, anchors)
 
-    def blocks(
-        self, batch: Batch, anchors: Int[Tensor, "b n"] | None = None, room: int | None = None
-    ) -> Blocks:
+    def blocks(self, batch: Batch, anchors: Int[Tensor, "b n"] | None = None, room: int | None = None) -> Blocks:
         """The blocks at these anchors, all of them fit; drawn ones unless given. `room`: positions a decoded text has."""
         used = None
         if anchors is None:
