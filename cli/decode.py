@@ -33,7 +33,7 @@ def decode(
 
     prompts = [lm.encode(job.sudoku) if job.sudoku is not None else str(job.prompt) for job in batch]
     names, sampler = [job.request_id for job in batch], batch[0].sampler
-    run = fill_all if has_holes(batch[0]) else partial(continue_all, draft=draft)
+    run = fill_all if has_holes(batch[0]) else continue_all if draft is None else partial(continue_all, draft=draft)
     try:
         with printer.watch(lm, batch[0]) as view:
             on_step = None if view is None else view.on_step

@@ -52,10 +52,11 @@ class Canvas:
         self.step, self.nfe = event.step, event.nfe
         self.tokens = np.asarray(event.canvas)[row, :length]
         self.when[:length][changed] = event.step
-        if event.refused is not None and event.drafted is not None:
-            refused = np.asarray(event.refused)[row, :length]
+        refused, taken = getattr(event, "refused", None), getattr(event, "drafted", None)
+        if refused is not None and taken is not None:
+            refused = np.asarray(refused)[row, :length]
             self.drafts = {int(at): int(refused[at]) for at in np.flatnonzero(refused >= 0)}
-            self.taken |= set(np.flatnonzero(np.asarray(event.drafted)[row, :length]).tolist())
+            self.taken |= set(np.flatnonzero(np.asarray(taken)[row, :length]).tolist())
 
     @property
     def masked(self) -> np.ndarray:

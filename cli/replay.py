@@ -134,11 +134,12 @@ def _verify(path: Path, trace: "Trace", options: Options) -> int:
     from dlm import replay  # type: ignore[attr-defined]
     from dlm.trace.reader import TraceReader
 
+    draft = {"draft": options.value("--draft")} if "--draft" in options.given else {}
     if "parent" in trace.own:
         with TraceReader(path) as store:
-            report = replay.verify(lm, trace, parents=store, draft=options.value("--draft"))
+            report = replay.verify(lm, trace, parents=store, **draft)
     else:
-        report = replay.verify(lm, trace, draft=options.value("--draft"))
+        report = replay.verify(lm, trace, **draft)
     print(to_json(report.to_dict()) if "--json" in options.given else report)
     return 0 if report.identical else 1
 

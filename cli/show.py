@@ -37,14 +37,19 @@ def _load(**section: Any) -> "LM":
     return dlm.load(**section)
 
 
-@cache
+_drafts: dict[tuple[str, int], tuple[Any, Any]] = {}
+"""Drafts that were loaded, each with its model, so that no other one gets its number."""
+
+
 def draft_of(name: str | None, lm: "LM") -> Any:
     """What [draft] names, loaded once for a model."""
     if name is None:
         return None
-    from dlm.inference.drafting.making import named
+    if (name, id(lm)) not in _drafts:
+        from dlm.inference.drafting.making import named
 
-    return named(name, lm, "[draft] model")
+        _drafts[name, id(lm)] = lm, named(name, lm, "[draft] model")
+    return _drafts[name, id(lm)][1]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from dlm.errors import UserError
 from dlm.inference.config import MOST, EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
-from dlm.inference.drafting.fitting import require_wanted
+from dlm.inference.drafting.fitting import READ_WITH_A_DRAFT, require_wanted
 from dlm.inference.drafting.making import SELF, named
 from dlm.inference.engine import Engine, OnStep
 from dlm.inference.keywords import keywords, settings_of
@@ -21,6 +21,8 @@ from dlm.inference.request import Generation
 from dlm.inference.strategies.jumps import states_of
 from dlm.models.lm import LM
 
+DRAFTED = {name: SamplerConfig.model_fields[name].default for name in READ_WITH_A_DRAFT}
+"""Settings that only a draft reads, and what they are where nobody gave them."""
 OWN = ("draft", "trace", "request_ids", "batch_size", "on_step")
 
 
@@ -109,6 +111,7 @@ def continue_all(
     """`generate` with its settings as objects."""
     _check_size(batch_size)
     names = {"where": "generate()", "request_ids": request_ids, "unique": trace is not None}
+    require_wanted({name for name in DRAFTED if getattr(sampler, name) != DRAFTED[name]}, draft is not None, "generate()")
     decodings = continuations(lm, prompts, sampler, **names)
     draft = named(draft, lm, "generate()")
     if not decodings:

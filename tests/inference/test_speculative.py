@@ -319,3 +319,44 @@ def test_drafts_of_other_models_are_refused(tmp_path):
     engine = dlm.Engine(lm)
     with pytest.raises(dlm.UserError, match="the engine has none"):
         engine.add_request([1], draft=True, **LONE)
+
+
+class Spy(Told):
+    """Keeps what it is shown of the target."""
+
+    taps = (3, 0, 2)
+
+    def absorb(self, scheduled, forward) -> None:
+        layout = forward.layout
+        for position, row in zip(layout.host_positions.tolist(), forward.taps, strict=True):
+            self.seen[position] = row.clone()
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_tapped_layers_are_the_network_s_own(kernels):
+    """In their order, the last one among them, and of the tokens that were kept."""
+    lm = target(0)
+    spy = Spy(0.5, 40)
+    settings = {"gen_length": 9, "kernels": kernels}
+    spy.texts, spy.seen = {"0": plain(lm, [[5, 6, 7]], **settings)[0]}, {}
+    (result,) = dlm.generate(lm, [[5, 6, 7]], draft=spy, **settings)
+    text = [5, 6, 7, *result.tokens]
+    taps: dict[int, torch.Tensor] = {}
+    with torch.no_grad():
+        lm.network.hidden(torch.tensor([text]), taps=taps)
+    for position in range(len(text) - 1):
+        expected = torch.stack([taps[layer][0, position] for layer in spy.taps])
+        torch.testing.assert_close(spy.seen[position], expected, rtol=1e-4, atol=2e-4)
+
+
+def test_steps_tell_what_was_kept_and_refused():
+    lm, given = target(1), small(1)
+    events = []
+    drafter = told(lm, given, 0.6, gen_length=16)
+    (result,) = dlm.generate(lm, given, draft=drafter, gen_length=16, on_step=events.append)
+    kept = sum(int(event.drafted.sum()) for event in events if event.drafted is not None)
+    refused = sum(int((event.refused >= 0).sum()) for event in events if event.refused is not None)
+    assert kept + refused == sum(result.drafted)
+    assert kept - (sum(result.accepted) - len(result.accepted)) in (0, 1)
+    for event in events:
+        assert event.refused is None or not (event.drafted & (event.refused >= 0)).any()

@@ -72,10 +72,9 @@ class DFlash(Plain):
         index = layout.upload(rows)
         taps = forward.taps if whole else forward.taps.index_select(0, index)
         slots = layout.slots if whole else layout.slots.index_select(0, index)
-        cos, sin = (
-            table[0]
-            for table in rope_rows(self.body, self.pool, layout.positions[index], int(layout.host_positions.max()))
-        )
+        rope = rope_rows(self.body, self.pool, layout.positions[index], int(layout.host_positions.max()))
+        assert rope is not None
+        cos, sin = (table[0] for table in rope)
         context = self.draft.context(taps.flatten(1))
         for number, (keys, values) in enumerate(self.draft.keys_values(context)):
             self.pool.k[number].flatten(0, 1).index_copy_(0, slots, rotate(keys, cos, sin))

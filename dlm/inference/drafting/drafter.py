@@ -99,6 +99,9 @@ class Plain:
     def ready(self, seq: "Sequence", anchor: int, most: int) -> int:
         return min(self.most, most)
 
+    def propose(self, wishes: Sized[Wish]) -> list[Guess]:
+        raise NotImplementedError(f"{type(self).__name__} must guess")
+
     def absorb(self, scheduled: "Sized[Scheduled]", forward: "Forward") -> None:
         pass
 
