@@ -1,6 +1,6 @@
 """[draft]: the draft that objective.masking = "draft" trains. Must import without torch."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -89,7 +89,7 @@ class DraftConfig(Section):
     selector_top_k: int | None = Field(default=None, ge=1, description="DFlash 2: candidates a position")
 
     @property
-    def second(self) -> dict[str, int]:
+    def second(self) -> dict[str, Any]:
         """The sizes of a DFlash 2 draft; empty for a plain one."""
         return {name: value for name in SECOND if (value := getattr(self, name)) is not None}
 
