@@ -26,8 +26,8 @@ RESPONSES = Command(
 
 ANCHORS = Command(
     name="dlm-prepare anchors",
-    summary="Run the teacher of [align] over the sequences a training config will see, and keep its states in "
-    "align.anchors. Stopped or killed, it goes on where it was.",
+    summary="Run the teacher of [align], or the target of [draft], over the sequences a training config will see, and "
+    "keep its states in align.anchors or draft.states. Stopped or killed, it goes on where it was.",
     config=TrainConfig,
     flags=(model_flag("align.teacher", "The teacher"),),
 )
@@ -57,7 +57,9 @@ def _anchors(config: TrainConfig, options: Options) -> None:
     from dlm.training.anchors import write_anchors
 
     done = write_anchors(config)
-    print(f"{config.align.anchors}: the states of {done.sequences} sequences, {done.written} of them written now")
+    print(
+        f"{config.align.anchors or config.draft.states}: the states of {done.sequences} sequences, {done.written} of them written now"
+    )
 
 
 SUBCOMMANDS: Subcommands = {

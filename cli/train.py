@@ -50,6 +50,15 @@ def _work(config: TrainConfig, options: Options) -> None:
         result = dlm.train(config)
         if speaks and result.stopped_by is None:
             folder = str(result.folder)
+            if (target := config.draft.target) is not None:
+                print(
+                    f"{folder}: the draft after {result.steps} steps; load it with dlm.load_draft({folder!r}, target)"
+                )
+                print(
+                    f"try it: dlm-infer --model {shlex.quote(target)} --draft.model {shlex.quote(folder)}",
+                    file=sys.stderr,
+                )
+                return
             print(f"{folder}: the model after {result.steps} steps; load it with dlm.load({folder!r})")
             if config.data.source != "sudoku":
                 print(f"try it: dlm-infer --model {shlex.quote(folder)} --prompt 'some text'", file=sys.stderr)
@@ -61,13 +70,13 @@ def _prepare(config: TrainConfig, folder: str) -> None:
     from dlm.models.finding import find_tokenizer
 
     t = config.train
-    name = config.tokenizer or t.init_from
+    name = config.tokenizer or config.draft.target or t.init_from
     if name is None:
         raise UserError(
             "--prepare needs train.tokenizer: a bundled model's (pico), a folder (dlm-tokenizer makes one) or a hub id"
         )
     tokenizer = load_tokenizer(find_tokenizer(name))
-    if t.init_from is not None and config.objective.masking != "causal":
+    if t.init_from is not None and config.objective.masking not in ("causal", "draft"):
         tokenizer = tokenizer.with_mask()  # as training from an autoregressive model will see it
     manifest = prepare(config.data, tokenizer, folder, t.length, t.seed)
     print(f"{folder}: {json.dumps(manifest['splits'])}")

@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     ALIGN = 9  # which masked tokens are
     DRAFT = 10  # a drafted token
     RESIDUAL = 11  # the token in place of a refused one
+    ANCHOR = 12  # where a draft's blocks begin in a training sequence
 
 
 def _multiply(x: Int[Tensor, "..."], constant: int) -> tuple[Tensor, Tensor]:

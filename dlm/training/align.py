@@ -97,7 +97,7 @@ def build_align(config: TrainConfig, student: LM, device: torch.device) -> Align
     if not c.weight:
         return None
     layers = chosen_layers(c, student.config.num_hidden_layers)
-    teacher: Teacher = Anchors(config, layers) if c.anchors else LiveTeacher(config, student, device)
+    teacher: Teacher = Anchors(config, layers) if c.anchors else LiveTeacher.of(config, student, device)
     if teacher.layers != layers:
         raise UserError(
             f"align.layers = 'all', but the teacher has {len(teacher.layers)} layers and the network {len(layers)}"

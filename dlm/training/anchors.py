@@ -1,4 +1,4 @@
-"""A teacher's states of training sequences on disk, one file each: written by `dlm-prepare anchors`, read by [align]."""
+"""A teacher's states of training sequences on disk, one file each: written by `dlm-prepare anchors`, read by [align] and [draft]."""
 
 import json
 import shutil
@@ -20,10 +20,12 @@ from torch import Tensor
 from dlm.atomic import replacing, write_text
 from dlm.data.loader import BatchLoader
 from dlm.data.source import build_stream
+from dlm.data.tokenizer import Tokenizer
 from dlm.errors import UserError
 from dlm.models.device import DTYPES, pick_device
 from dlm.models.settings import read_json
 from dlm.training.config import TrainConfig
+from dlm.training.masking.view import documents
 from dlm.training.start import starting_point
 from dlm.training.teacher import LiveTeacher, States, teacher_name, weights_of
 
@@ -32,26 +34,56 @@ COMMAND = "dlm-prepare anchors --config FILE"
 COLUMNS = (TextColumn("[bold]sequences"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
+@dataclass(frozen=True)
+class Cache:
+    """Where a config has a model's states, and of which model they are."""
+
+    key: str
+    """The setting that names the folder."""
+    folder: str | None
+    dtype: str
+    model_key: str
+    model: str | None
+    layers_key: str
+    apart: bool
+    """Whether the model read each document of a row by itself."""
+
+
+def cache_of(config: TrainConfig) -> Cache:
+    """The states of [align]'s teacher or, where a draft is trained, of its target."""
+    if config.objective.masking == "draft":
+        d, apart = config.draft, config.objective.documents == "apart"
+        return Cache("draft.states", d.states, d.states_dtype, "draft.target", d.target, "draft.target_layers", apart)
+    c = config.align
+    teacher = teacher_name(config)
+    return Cache("align.anchors", c.anchors, c.anchors_dtype, "align.teacher", teacher, "align.layers", False)
+
+
 class Anchors:
-    """A teacher that was run beforehand: its states are read row by row from the folder align.anchors."""
+    """A model that was run beforehand: its states are read row by row from a folder."""
 
     def __init__(self, config: TrainConfig, layers: tuple[int, ...]) -> None:
-        assert config.align.anchors is not None
-        self.folder, self.layers = Path(config.align.anchors).expanduser(), layers
+        cache = cache_of(config)
+        assert cache.folder is not None
+        self.folder, self.layers = Path(cache.folder).expanduser(), layers
         manifest = read_json(self.folder / MANIFEST)
         if not manifest:
-            raise UserError(f"align.anchors = {config.align.anchors!r} holds no {MANIFEST}: write it with {COMMAND}")
+            raise UserError(f"{cache.key} = {cache.folder!r} holds no {MANIFEST}: write it with {COMMAND}")
         self.identity, self.width = manifest["weights"], manifest["hidden_size"]
-        name = teacher_name(config)
-        if name is not None and weights_of(name) != self.identity:
+        if cache.model is not None and weights_of(cache.model) != self.identity:
             raise UserError(
-                f"{self.folder} holds states of {manifest['teacher']!r} with weights {self.identity}, which {name!r} has "
-                f"not: set align.teacher to that model, or write its states into an empty folder with {COMMAND}"
+                f"{self.folder} holds states of {manifest['teacher']!r} with weights {self.identity}, which {cache.model!r} has "
+                f"not: set {cache.model_key} to that model, or write its states into an empty folder with {COMMAND}"
             )
         if not set(layers) <= set(manifest["layers"]):
             raise UserError(
-                f"{self.folder} holds layers {manifest['layers']}, but align.layers asks for {list(layers)}: "
+                f"{self.folder} holds layers {manifest['layers']}, but {cache.layers_key} asks for {list(layers)}: "
                 f"write them into an empty folder with {COMMAND}"
+            )
+        if manifest.get("apart", False) != cache.apart:
+            raise UserError(
+                f"{self.folder} holds states of documents {'apart' if manifest.get('apart') else 'joined'}, but "
+                f"objective.documents = {config.objective.documents!r}: write them into an empty folder with {COMMAND}"
             )
         if manifest["length"] != config.train.length:
             raise UserError(
@@ -61,7 +93,7 @@ class Anchors:
     def compile(self) -> None:
         """There is nothing to compile."""
 
-    def states(self, input_ids: Int[Tensor, "b l"]) -> States:
+    def states(self, input_ids: Int[Tensor, "b l"], positions: Int[Tensor, "b l"] | None = None) -> States:
         """Opens these sequences' files; the result reads rows of them."""
         files = [self._open(key) for key in keys(input_ids)]
 
@@ -102,20 +134,20 @@ class Written:
 
 
 def write_anchors(config: TrainConfig) -> Written:
-    """Run the teacher over the sequences that training with `config` will see, in their order, into align.anchors.
+    """Run the teacher over the sequences that training with `config` will see, in their order, into align.anchors, or
+    a draft's target into draft.states.
 
     Files appear whole and are never written twice, so a stopped run goes on where it was. A batch of which any file is
     missing is computed as a whole, as training would: the numbers do not depend on where a run was stopped.
     """
-    c, t = config.align, config.train
-    if c.anchors is None:
-        raise UserError("align.anchors is not set: name the folder that the teacher's states go into")
-    folder, device = Path(c.anchors).expanduser(), pick_device(t.device)
-    student = starting_point(config)
-    teacher = LiveTeacher(config, student, device)
-    _begin(folder, teacher, config)
-    loader = BatchLoader(build_stream(config.data, student.tokenizer, t.length, "train", t.seed), t.batch_size)
-    total, dtype = t.steps * t.batch_size, DTYPES[c.anchors_dtype]
+    cache, t = cache_of(config), config.train
+    if cache.folder is None:
+        raise UserError(f"{cache.key} is not set: name the folder that the teacher's states go into")
+    folder, device = Path(cache.folder).expanduser(), pick_device(t.device)
+    teacher, tokenizer, end = _teacher(config, device)
+    _begin(folder, teacher, cache, t.length)
+    loader = BatchLoader(build_stream(config.data, tokenizer, t.length, "train", t.seed), t.batch_size)
+    total, dtype = t.steps * t.batch_size, DTYPES[cache.dtype]
     each = len(teacher.layers) * t.length * teacher.width * dtype.itemsize / 1e6
     free = shutil.disk_usage(folder).free / 1e6
     print(
@@ -128,37 +160,54 @@ def write_anchors(config: TrainConfig) -> Written:
         task = bar.add_task("anchors", total=total)
         for batch in islice(loader, t.steps):
             for ids in batch["input_ids"].split(t.micro_batch_size or t.batch_size):
-                written += _write(folder, teacher, ids.to(device), dtype)
+                written += _write(folder, teacher, ids.to(device), dtype, end if cache.apart else None)
                 bar.advance(task, len(ids))
     return Written(total, written)
 
 
-def _begin(folder: Path, teacher: LiveTeacher, config: TrainConfig) -> None:
+def _teacher(config: TrainConfig, device: torch.device) -> tuple[LiveTeacher, Tokenizer | None, int | None]:
+    """The model whose states are written, the data's tokenizer, and the token that ends a document."""
+    if config.objective.masking == "draft":
+        from dlm.training.drafting.start import new_draft
+
+        draft = new_draft(config, device)
+        assert config.draft.target is not None
+        target = draft.target
+        return LiveTeacher(target, config.draft.target, draft.config.target_layer_ids), target.tokenizer, target.eos_id
+    student = starting_point(config)
+    return LiveTeacher.of(config, student, device), student.tokenizer, None
+
+
+def _begin(folder: Path, teacher: LiveTeacher, cache: Cache, length: int) -> None:
     """Write the manifest, or check that it is the same; delete what a killed process left half written."""
     manifest = {
-        "teacher": teacher_name(config),
+        "teacher": cache.model,
         "weights": teacher.identity,
         "layers": list(teacher.layers),
         "hidden_size": teacher.width,
-        "dtype": config.align.anchors_dtype,
-        "length": config.train.length,
-    }
+        "dtype": cache.dtype,
+        "length": length,
+    } | ({"apart": True} if cache.apart else {})
     found = read_json(folder / MANIFEST)
-    other = [f"{key} {found[key]}, not {value}" for key, value in manifest.items() if found and found[key] != value]
+    other = [
+        f"{key} {found.get(key)}, not {value}" for key, value in manifest.items() if found and found.get(key) != value
+    ]
     if other:
-        raise UserError(f"align.anchors = {str(folder)!r} holds states of {'; '.join(other)}: give an empty folder")
+        raise UserError(f"{cache.key} = {str(folder)!r} holds states of {'; '.join(other)}: give an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
     for half in folder.glob("??/.*.safetensors.*"):
         half.unlink()
     write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
 
-def _write(folder: Path, teacher: LiveTeacher, ids: Int[Tensor, "b l"], dtype: torch.dtype) -> int:
-    """Write the missing files of these sequences; returns how many."""
+def _write(
+    folder: Path, teacher: LiveTeacher, ids: Int[Tensor, "b l"], dtype: torch.dtype, end: int | None = None
+) -> int:
+    """Write the missing files of these sequences; returns how many. `end` is the token that parts documents."""
     paths = [place(folder, key) for key in keys(ids)]
     if all(path.exists() for path in paths):
         return 0
-    outputs = teacher.outputs(ids)
+    outputs = teacher.outputs(ids, None if end is None else documents(ids, end, opens=False))
     written = 0
     for row, path in enumerate(paths):
         if path.exists():  # also where a batch holds a sequence twice

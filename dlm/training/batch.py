@@ -19,6 +19,7 @@ class Batch:
     samples: int  # sequences of the whole step, over all processes
     progress: float = 0.0  # share of the run that is done, for curricula
     order: Tensor | None = None  # (b, l): when a decoder committed each token, counted from 0; trajectories have it
+    total: float = 0.0  # what the step's loss is divided by, where `Trainable.total` counts it
 
     @classmethod
     def of(cls, rows: Rows, device: torch.device, step: int, steps: int, samples: int) -> "Batch":

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from dlm.data.config import DataConfig
 from dlm.models.config import ModelConfig
 from dlm.reading import Reader
+from dlm.training.drafting.config import DraftConfig, draft_problem
 from dlm.training.observing import CheckpointConfig, EvalConfig, LogConfig, ProfileConfig, WatchConfig
 from dlm.training.sections import (
     AdapterConfig,
@@ -128,6 +129,7 @@ class TrainConfig(Section):
     data: DataConfig = Field(default=DataConfig(), description="what to train on")
     trainable: TrainableConfig = Field(default=TrainableConfig(), description="what kind of model is trained")
     objective: ObjectiveConfig = Field(default=ObjectiveConfig(), description="what is minimised")
+    draft: DraftConfig = Field(default=DraftConfig(), description="the draft that is trained for a target")
     replay: ReplayConfig = Field(default=ReplayConfig(), description="past batches among the new ones")
     align: AlignConfig = Field(default=AlignConfig(), description="alignment to a causal teacher")
     adapter: AdapterConfig = Field(default=AdapterConfig(), description="LoRA and QLoRA")
@@ -142,7 +144,7 @@ class TrainConfig(Section):
     def tokenizer(self) -> str | None:
         """The tokenizer by name; None where the model or the data bring their own, or none is named."""
         t = self.train
-        new_text = t.init_from is None and self.data.source == "text"
+        new_text = t.init_from is None and self.draft.target is None and self.data.source == "text"
         return TEXT_TOKENIZER if t.tokenizer is None and new_text else t.tokenizer
 
     @property
@@ -154,6 +156,8 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _possible(self, info: ValidationInfo) -> Self:
         t = self.train
+        if (problem := draft_problem(self)) is not None:
+            raise ValueError(problem)
         if self.objective.masking == "trajectory" and self.data.source != "traces":
             raise ValueError(
                 f'objective.masking = trajectory needs data.source = "traces", not "{self.data.source}": '
@@ -195,7 +199,7 @@ class TrainConfig(Section):
                     f"model.{name} = {value!r} shapes a new network, and train.init_from = {t.init_from!r} has its own "
                     "shape: leave [model] out, or train.init_from"
                 )
-        language = self.trainable.kind == "language"
+        language = self.trainable.kind == "language" and self.objective.masking != "draft"
         if language and t.init_from is None and t.length > self.model.max_position_embeddings:
             raise ValueError(
                 f"train.length = {t.length} exceeds model.max_position_embeddings = {self.model.max_position_embeddings}"

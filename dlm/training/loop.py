@@ -16,6 +16,7 @@ from dlm.training.config import TrainConfig
 from dlm.training.report import Report
 from dlm.training.run import Run
 from dlm.training.stop import StopRequest
+from dlm.training.trainable import Trainable
 
 
 @dataclass
@@ -27,6 +28,7 @@ class TrainResult:
     losses: list[float] = field(default_factory=list)
     bound: tuple[float, float | None] | None = None  # nats a token and its standard error, which one draw has not
     bits_per_byte: tuple[float, float | None] | None = None
+    figures: dict[str, float] = field(default_factory=dict)  # what else the last validation told, as of a draft its tau
     stopped_by: str | None = None  # the signal that ended the run early
 
 
@@ -105,9 +107,7 @@ def between_steps(run: Run, report: Report, result: TrainResult) -> None:
     if c.eval.sequences and (last or ended or due(c.eval.every)):
         with run.averaged() as model:
             if model is not None and run.held_out is not None:
-                found = run.held_out.bound(model, c.eval.draws)
-                result.bound, result.bits_per_byte = found.per_token, found.bits_per_byte
-                report.validation(step, run.tokens, found)
+                validate(run, model, report, result)
     if ended:
         report.epoch(step, ended, result.bound)
     if run.watch.due(step):
@@ -123,6 +123,19 @@ def between_steps(run: Run, report: Report, result: TrainResult) -> None:
                     report.say(f"--- step {step}: {prompt!r}\n{model.sample(prompt, c.eval.gen_length)}")
                 except UserError as error:  # a sample that cannot be made, say one beyond the context, ends no run
                     report.say(f"--- step {step}: {prompt!r}: {error}")
+
+
+def validate(run: Run, model: Trainable, report: Report, result: TrainResult) -> None:
+    """The bound of the held-out sequences, and what else the model tells of them."""
+    assert run.held_out is not None
+    if model.likelihood:
+        found = run.held_out.bound(model, run.config.eval.draws)
+        result.bound, result.bits_per_byte = found.per_token, found.bits_per_byte
+        report.validation(run.step, run.tokens, found)
+    figures, text = model.figures(run.held_out)
+    if figures:
+        result.figures = figures
+        report.figures(run.step, run.tokens, figures, text)
 
 
 def save_final(run: Run, result: TrainResult) -> None:

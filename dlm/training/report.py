@@ -142,6 +142,11 @@ class Report:
         self.say(f"step {step}: held-out bound {text}")
         self._write(step, {"tokens": tokens, **row})
 
+    def figures(self, step: int, tokens: int, row: dict[str, float], text: str) -> None:
+        """What a model tells of the held-out sequences beside the bound."""
+        self.say(f"step {step}: {text}")
+        self._write(step, {"tokens": tokens, **row})
+
     def watched(self, step: int, row: dict[str, float | str], figures: dict[str, "Figure"]) -> None:
         """What a look found; its pictures go to the trackers or, without any, into the run folder."""
         self._write(step, row)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from zlib import crc32
@@ -73,6 +74,8 @@ class Run:
         set_seed(crc32(f"{t.seed} {self.step} {a.process_index}".encode()))
         with ranges("data"):
             batch = self._batch()
+            if (share := self.model.total(batch)) is not None:
+                batch = replace(batch, total=processes.sum_over_processes(a, share))
         totals: dict[str, torch.Tensor] = {}
         for start in range(0, len(batch.index), self.micro):
             last = start + self.micro >= len(batch.index)

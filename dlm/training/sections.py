@@ -45,7 +45,8 @@ class ObjectiveConfig(Section):
         default="random",
         description="random: LLaDA and MDLM; complementary: the same and the complement of its mask; "
         "block: block diffusion (BD3-LM); "
-        "causal: plain autoregressive training; trajectory: what a decoder's block still lacked (data.source = traces).",
+        "causal: plain autoregressive training; trajectory: what a decoder's block still lacked (data.source = traces); "
+        "draft: blocks that a DFlash draft fills for draft.target.",
     )
     block_length: int | None = Field(default=None, ge=1, description="masking = block, trajectory: tokens a block")
     max_block_length: int | None = Field(

@@ -1,6 +1,7 @@
 """The frozen causal teacher of [align]: which model it is, and its states of clean text."""
 
 from collections.abc import Callable
+from copy import copy
 from typing import Protocol
 
 import torch
@@ -30,15 +31,24 @@ class Teacher(Protocol):
     width: int
     layers: tuple[int, ...]
 
-    def states(self, input_ids: Int[Tensor, "b l"]) -> States: ...
+    def states(self, input_ids: Int[Tensor, "b l"], positions: Int[Tensor, "b l"] | None = None) -> States: ...
 
     def compile(self) -> None: ...
 
 
 class LiveTeacher:
-    """A frozen model, cut off behind the last layer in use. It is no submodule of the student, so it is not saved."""
+    """A frozen model, run as far as the last layer in use. It is no submodule of the student, so it is not saved."""
 
-    def __init__(self, config: TrainConfig, student: LM, device: torch.device) -> None:
+    def __init__(self, lm: LM, name: str, layers: tuple[int, ...]) -> None:
+        self.identity, self.width, self.layers = weights_of(name), lm.config.hidden_size, layers
+        network = copy(lm.network.requires_grad_(False))
+        network._modules = dict(network._modules)
+        network.layers, network.lm_head = network.layers[: max(layers) + 1], None
+        self.hidden = network.hidden
+
+    @classmethod
+    def of(cls, config: TrainConfig, student: LM, device: torch.device) -> "LiveTeacher":
+        """The teacher that [align] means; a UserError where it cannot be the student's."""
         name, t = teacher_name(config), config.train
         if name is None:
             raise UserError("alignment needs a teacher: set align.teacher or train.init_from")
@@ -48,25 +58,24 @@ class LiveTeacher:
         theirs, ours = (None if m.tokenizer is None else m.tokenizer.with_mask().fingerprint for m in (lm, student))
         if theirs != ours and theirs is not None and ours is not None:
             raise UserError(f"align.teacher = {name!r} has another tokenizer than the network: ids would not match")
-        self.identity, self.width = weights_of(name), lm.config.hidden_size
-        self.layers = chosen_layers(config.align, lm.config.num_hidden_layers)
-        network = lm.network.requires_grad_(False)
-        network.layers, network.lm_head = network.layers[: max(self.layers) + 1], None
-        self.hidden = network.hidden
+        return cls(lm, name, chosen_layers(config.align, lm.config.num_hidden_layers))
 
     def compile(self) -> None:
         self.hidden = torch.compile(self.hidden, dynamic=False)
 
-    def outputs(self, input_ids: Int[Tensor, "b l"]) -> dict[int, Float[Tensor, "b l d"]]:
-        """The outputs of its layers for clean text, by layer number."""
+    def outputs(
+        self, input_ids: Int[Tensor, "b l"], positions: Int[Tensor, "b l"] | None = None
+    ) -> dict[int, Float[Tensor, "b l d"]]:
+        """The outputs of its layers for clean text, by layer number; `positions` begin anew where a document does."""
         taps: dict[int, Tensor] = {}
         with torch.no_grad(), torch.autocast(input_ids.device.type, enabled=False):
-            self.hidden(input_ids, attention=AttentionSpec("causal"), taps=taps)
+            attention = AttentionSpec("causal", apart=positions is not None and bool((positions[:, 1:] == 0).any()))
+            self.hidden(input_ids, positions, attention=attention, taps=taps)
         return taps
 
-    def states(self, input_ids: Int[Tensor, "b l"]) -> States:
+    def states(self, input_ids: Int[Tensor, "b l"], positions: Int[Tensor, "b l"] | None = None) -> States:
         """Runs one forward; the result looks states up in it."""
-        outputs = self.outputs(input_ids)
+        outputs = self.outputs(input_ids, positions)
         return lambda layer, sequences, positions: at(outputs[layer], sequences, positions)
 
 

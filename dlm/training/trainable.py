@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dlm.errors import UserError, nearest
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
+from dlm.training.masking import MASKINGS
 from dlm.training.profile import Ranges
 
 if TYPE_CHECKING:
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dlm.data.tokenizer import Tokenizer
+    from dlm.training.validate import HeldOut
 
 Matrices = Mapping[str, Sequence[Tensor]]
 """Parameters by the group of [optim] that they belong to: hidden, embed, head. All others are `scalar`."""
-TRAINABLES = {"language": "dlm.training.language:LanguageModel"}
+TRAINABLES = {"language": "dlm.training.language:LanguageModel", "draft": "dlm.training.drafting.model:DraftModel"}
 """trainable.kind -> module:class. Adding a kind of model costs its file and one line here."""
 ANYBODYS = {"train", "data", "trainable", "replay", "optim", "eval", "checkpoint", "log", "watch", "profile"}
 """The sections that the loop reads itself, for every kind."""
@@ -37,6 +39,8 @@ class Trainable(Protocol):
     """Holds everything that is trained and saved."""
     tokenizer: "Tokenizer | None"
     """What turns the data into tokens; None where the data are no text."""
+    likelihood: bool = True
+    """Whether `nats` is what validation asks for; else it asks for `figures` alone."""
     exact: bool = False
     """Whether `nats` gives the likelihood itself and not draws of a bound on it."""
     sections: tuple[str, ...] = ()
@@ -85,6 +89,17 @@ class Trainable(Protocol):
         """The model's answer to one of eval.prompts."""
         raise UserError(f"{type(self).__name__} writes no text: leave eval.sample_every out")
 
+    def total(self, batch: Batch) -> Tensor | None:
+        """This process's share of what the step's loss is divided by, where only its rows can tell; else None.
+
+        The sum over all processes then stands in `Batch.total` of every micro-batch, so shares of the loss add up.
+        """
+        return None
+
+    def figures(self, held_out: "HeldOut") -> tuple[dict[str, float], str]:
+        """What validation tells of held-out sequences beside their bound: values to log, and a line in words."""
+        return {}, ""
+
     def numbers(self) -> dict[str, float]:
         """What [watch] logs of the step under way, after its backward pass; every process asks."""
         return {}
@@ -96,9 +111,15 @@ class Trainable(Protocol):
         return {}, {}
 
 
+def kind_of(config: TrainConfig) -> str:
+    """The line of `TRAINABLES` that a run trains: what the masking is for, unless [trainable] names another."""
+    own = MASKINGS[config.objective.masking].kind
+    return own if config.trainable.kind == "language" else config.trainable.kind
+
+
 def start(config: TrainConfig, a: "Accelerator") -> Trainable:
     """The model that [trainable] names, with what else the config says; a UserError for sections it does not read."""
-    kind = config.trainable.kind
+    kind = kind_of(config)
     if kind not in TRAINABLES:
         raise UserError(
             f"trainable.kind = {kind!r}: no such kind{nearest(kind, TRAINABLES)} (known: {', '.join(TRAINABLES)})"

@@ -29,8 +29,11 @@ def config(folder: Path, out: str = "run", **overrides: str) -> TrainConfig:
     """A config of a few seconds; `overrides` use __ for dots."""
     small = {**corpus(folder), "train.out": str(folder / out), "train.steps": "8", "train.batch_size": "4"}
     small |= {"train.length": "16", "train.warmup_steps": "2", "train.device": "cpu"}
-    small |= {} if "trainable__kind" in overrides or overrides.get("train__init_from", "none") != "none" else SHAPE
-    small |= {"optim.hidden.algorithm": "muon", "eval.sequences": "4", "eval.draws": "1", "log.every": "1"}
+    drafts = overrides.get("objective__masking") == "draft"
+    loaded = drafts or "trainable__kind" in overrides or overrides.get("train__init_from", "none") != "none"
+    small |= {} if loaded else SHAPE
+    small |= {"optim.hidden.algorithm": "muon", "eval.sequences": "4", "log.every": "1"}
+    small |= {"train.tokenizer": "none"} if drafts else {"eval.draws": "1"}
     small |= {"log.progress": "false", "checkpoint.every": "0"}
     return load(TrainConfig, [], small | {key.replace("__", "."): value for key, value in overrides.items()})
 

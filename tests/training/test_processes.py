@@ -58,6 +58,28 @@ def test_two_processes_give_the_losses_of_one_and_resume_exactly(tmp_path, kind,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weighting", ["decay", "dpace"])
+def test_two_processes_train_a_draft_as_one_does(tmp_path, weighting):
+    # Rows differ in what they ask for: means of means would differ from the mean.
+    base = train(config(tmp_path, "ar", objective__masking="causal", eval__sequences="0")).folder
+    options = {"objective__masking": "draft", "draft__target": str(base), "draft__weighting": weighting}
+    options |= {
+        "train__steps": str(STEPS),
+        "train__micro_batch_size": "1",
+        "draft__num_anchors": "6",
+        "data__pack": "row",
+    }
+    options |= {"draft__tau_length": "8", "draft__tau_prompts": "2"}
+    alone = train(config(tmp_path, "alone", **options))
+    (tmp_path / "straight.toml").write_text(to_toml(config(tmp_path, "straight", **options)))
+    done = launch("cpu-2", "-m", "tests.training.pair", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [r["loss"] for r in rows(tmp_path / "straight") if "loss" in r]
+    assert losses == pytest.approx(alone.losses, rel=1e-5)
+    assert [r["loss"] for r in rows(tmp_path / "stopped") if "loss" in r] == losses[STOP:]
+
+
+@pytest.mark.slow
 def test_all_processes_stop_at_a_loss_that_is_not_finite(tmp_path):
     # What the first step leaves is finite, and infinite in the second.
     options = {"train__lr": "1e30", "train__warmup_steps": "0", "checkpoint__every": "1", "eval__sequences": "0"}

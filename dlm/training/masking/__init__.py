@@ -18,6 +18,8 @@ class Entry(NamedTuple):
     """Settings of [objective] that it reads, of those that not every masking reads."""
     attention: Literal["causal", "block_causal"] | None = None
     """What the network's becomes; none: it stays, except that a causal one becomes bidirectional."""
+    kind: str = "language"
+    """What it trains: a line of `dlm.training.trainable.TRAINABLES`. Other kinds make their masking themselves."""
 
 
 NOISE = ("t_min", "t_max")
@@ -28,6 +30,7 @@ MASKINGS = {
     "block": Entry("dlm.training.masking.block:BlockMasking", (*NOISE, "block_length"), "block_causal"),
     "causal": Entry("dlm.training.masking.causal:CausalMasking", ("documents",), "causal"),
     "trajectory": Entry("dlm.training.masking.trajectory:TrajectoryMasking", ("block_length", *CURRICULUM)),
+    "draft": Entry("dlm.training.masking.draft:DraftMasking", ("documents",), "causal", kind="draft"),
 }
 """objective.masking -> where it is and what it reads. Adding a masking costs its file and one line here."""
 

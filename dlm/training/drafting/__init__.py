@@ -1,0 +1,1 @@
+"""Training a DFlash draft for a frozen causal target (arXiv 2602.06036)."""
