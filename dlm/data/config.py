@@ -81,6 +81,15 @@ class DataConfig(BaseModel):
     site_packages_max_bytes: int = Field(
         default=200_000, ge=1, description="Larger files of installed packages are skipped."
     )
+    site_packages_path: str | None = Field(
+        default=None, description="Folder of the installed packages; none: that of the running Python."
+    )
+    site_packages_fresh: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="A package's file is read only if at least this share of its telling lines stands in no file before it.",
+    )
     site_packages_only: tuple[str, ...] = Field(default=(), description="Read only these top-level packages.")
     site_packages_skip: tuple[str, ...] = Field(default=(), description="Never read these top-level packages.")
 
@@ -141,6 +150,8 @@ READ_BY: dict[str, tuple[Source, ...]] = {
     "site_packages": ("stdlib",),
     "site_packages_fraction": ("stdlib",),
     "site_packages_max_bytes": ("stdlib",),
+    "site_packages_path": ("stdlib",),
+    "site_packages_fresh": ("stdlib",),
     "site_packages_only": ("stdlib",),
     "site_packages_skip": ("stdlib",),
     "sudoku_pool": ("sudoku",),
