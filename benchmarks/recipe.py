@@ -88,7 +88,9 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     model = {"hidden_size": recipe["width"], "num_hidden_layers": recipe["layers"], "num_attention_heads": heads}
     model |= {"num_key_value_heads": heads, "head_dim": 64, "intermediate_size": recipe["ffn"]}
     model |= {"tie_word_embeddings": True, "qk_norm": recipe["qk_norm"], "max_position_embeddings": 2048}
-    optim = {"hidden": {"algorithm": "muon", "lr_scale": recipe["muon"], "weight_decay": 0.01}} if recipe["muon"] else {}
+    optim = (
+        {"hidden": {"algorithm": "muon", "lr_scale": recipe["muon"], "weight_decay": 0.01}} if recipe["muon"] else {}
+    )
     sections = {"model": model, "data": DATA, "objective": {"masking": recipe["masking"]}, "optim": optim}
     sections |= {"eval": {"every": 0, "sequences": 64}, "checkpoint": {"every": 0}, "log": {"progress": False}}
 

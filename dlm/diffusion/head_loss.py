@@ -66,7 +66,5 @@ class _HeadLoss(torch.autograd.Function):
         (scale,) = outputs
         d_states, d_head = ctx.saved_tensors
         one = scale.numel() == 1 and not scale.is_cuda and scale.item() == 1.0
-        scaled = [
-            None if d is None else (d if one else d * scale.to(d.dtype)) for d in (d_states, d_head)
-        ]
+        scaled = [None if d is None else (d if one else d * scale.to(d.dtype)) for d in (d_states, d_head)]
         return scaled[0], None if scaled[1] is None else scaled[1].to(ctx.dtype), None, None, None

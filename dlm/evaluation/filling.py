@@ -69,9 +69,9 @@ def fill(
     results: dict[int, Generation] = {}
     for chosen, steps in _batches(lm.require_mask_id(), canvases, filling, batch_size):
         prompts = [list(canvases[i]) for i in chosen]
-        filled = infill(
-            lm, prompts, rule=filling.rule, steps=steps, seed=seed, batch_size=batch_size, **filling.options
-        )
+        # A temperature is named, so that a model's own recommendation is not measured under another name.
+        options = {"temperature": 0.0, **filling.options}
+        filled = infill(lm, prompts, rule=filling.rule, steps=steps, seed=seed, batch_size=batch_size, **options)
         results.update(zip(chosen, filled, strict=True))
         if tick is not None:
             tick(len(chosen))

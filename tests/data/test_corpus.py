@@ -85,6 +85,30 @@ def test_site_packages_never_hold_a_held_out_file(library: Path, tmp_path: Path)
     assert not any("site-packages" in f.path for f in corpus.split_files(config, "heldout", library, site))
 
 
+def test_packages_come_from_the_folder_named_and_only_with_something_new(library: Path, tmp_path: Path) -> None:
+    def lines(first: int, last: int) -> str:
+        return "".join(f"some_variable_{n} = a_function_of({n})\n" for n in range(first, last))
+
+    files = {
+        "a/one.py": lines(0, 40),
+        "b/half.py": lines(20, 60),
+        "c/most.py": lines(10, 45),
+        "d/new.py": lines(70, 90),
+    }
+    site = write(tmp_path / "elsewhere", files)
+    config = DataConfig(site_packages=True, site_packages_path=str(site), site_packages_fresh=0.5)
+
+    def found(config: DataConfig) -> list[str]:
+        paths = [f.path for f in corpus.split_files(config, "train", library)]
+        return [path.removeprefix("site-packages/") for path in paths if path.startswith("site-packages/")]
+
+    assert found(config) == ["a/one.py", "b/half.py", "d/new.py"]
+    assert found(config.model_copy(update={"site_packages_fresh": 0.0})) == list(files)
+    assert found(config.model_copy(update={"site_packages_fresh": 0.6})) == ["a/one.py", "d/new.py"]
+    with pytest.raises(UserError, match="site_packages_path = 'nowhere' is not a folder"):
+        found(config.model_copy(update={"site_packages_path": "nowhere"}))
+
+
 def test_repeat_counts_training_files_only(library: Path) -> None:
     once, twice = DataConfig(), DataConfig(stdlib_repeat=2)
     assert corpus.split_files(twice, "train", library) == corpus.split_files(once, "train", library) * 2
