@@ -46,9 +46,7 @@ def judged(section: BaseModel, readers: Readers, info: ValidationInfo | None = N
 
     def printed(key: str) -> bool:
         decides = readers[key].decides
-        said = (
-            decides.partition(".")[0] in given or attrgetter(decides)(section) is None
-        )  # which --print-config leaves out
+        said = decides.partition(".")[0] in given or attrgetter(decides)(section) is None  # which --print-config leaves out
         return said and getattr(section, key) == fields[key].get_default()
 
     def inherited(key: str) -> bool:

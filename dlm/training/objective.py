@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from dlm.diffusion.head_loss import head_loss
 from dlm.diffusion.loss import token_entropies, token_losses
+from dlm.kernels.c.trained import half_product, halves
 from dlm.models.transformer import Transformer
 from dlm.training.align import Align
 from dlm.training.batch import Batch
@@ -26,11 +27,12 @@ class Objective(nn.Module):
         length: int,
         align: Align | None = None,
         ranges: Ranges = SILENT,
+        half: bool = False,
     ) -> None:
         super().__init__()
         self.network, self.config, self.length, self.align = network, config, length, align
         self.masking, self.ranges = masking_of(config, network.config, seed), ranges
-        self.hidden = network.hidden
+        self.hidden, self.half = network.hidden, half
         self.names = ("masked", "entropy") if config.entropy_weight else ("masked",)
 
     def compile_parts(self) -> None:
@@ -45,6 +47,11 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """This batch's share of each part of the step's loss; the loss is their sum. `masked` is in nats a token."""
+        with halves() if self.half else OFF:
+            return self.parts(batch)
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """`forward` in the precision that is set."""
         parts: dict[str, Tensor] = {}
         with self.ranges("views", 2):
             views = self.masking.views(batch)
@@ -75,7 +82,8 @@ class Objective(nn.Module):
         targets, weight = view.targets.flatten()[rows], view.weight.flatten()[rows]
         if (head := self.fused_head()) is not None:
             never = self.network.config.mask_token_id
-            return head_loss(states, head, targets, weight, never).unsqueeze(0)
+            multiply = half_product if self.half else torch.mm
+            return head_loss(states, head, targets, weight, never, multiply).unsqueeze(0)
         parts = in_slices(self.token_parts, self.network.config.vocab_size, states, targets)
         return (weight.unsqueeze(-1) * parts).sum(0)  # not `@`, which autocast would do in bf16
 

@@ -22,6 +22,7 @@ from dlm.errors import UserError
 from dlm.models.device import pick_device
 from dlm.training import folder
 from dlm.training.checkpoint import Group
+from dlm.kernels.c.trained import no_halves
 from dlm.training.config import TrainConfig
 from dlm.training.trainable import Trainable
 
@@ -36,6 +37,10 @@ def start(config: TrainConfig) -> Accelerator:
     cpu = pick_device(t.device).type == "cpu"
     if cpu and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         raise UserError("DeepSpeed needs GPUs; on a CPU use configs/accelerate/cpu-2.yaml or fsdp2.yaml")
+    if t.precision == "fp16":
+        why = no_halves() if cpu else f"train.device = {t.device!r} is a GPU"
+        if why is not None:
+            raise UserError(f'train.precision = "fp16" is for a CPU that multiplies halves: {why}; use "fp32" or "bf16"')
     a = Accelerator(
         cpu=cpu,
         mixed_precision="bf16" if t.precision == "bf16" else "no",
