@@ -132,11 +132,11 @@ def tokenizer(vocab_size: int, folder: Path) -> str:
 def table(found: list[dict[str, Any]]) -> str:
     """The results as Markdown, best first."""
     lines = ["| recipe | parameters | tokens | bits a byte | CPU s |", "|---|---:|---:|---:|---:|"]
-    for r in sorted(found, key=lambda r: r["bits_per_byte"]):
-        lines.append(
-            f"| {r['name']} | {r['parameters'] / 1e6:.2f} M | {r['tokens'] / 1e6:.2f} M | {r['bits_per_byte']:.3f} "
-            f"| {r['cpu_seconds']:,.0f} |"
-        )
+    lines += [
+        f"| {r['name']} | {r['parameters'] / 1e6:.2f} M | {r['tokens'] / 1e6:.2f} M | {r['bits_per_byte']:.3f} "
+        f"| {r['cpu_seconds']:,.0f} |"
+        for r in sorted(found, key=lambda r: r["bits_per_byte"])
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -81,7 +81,9 @@ def heldout_prompts(
                 places.append((f"{row.key}:{number}", text, start))
             start += len(line) + 1
     if not places:
-        raise UserError(f"the held-out split of data.source = {data.source!r} has no line with {context} characters before")
+        raise UserError(
+            f"the held-out split of data.source = {data.source!r} has no line with {context} characters before"
+        )
     found = []
     for i in np.random.default_rng(seed).permutation(len(places))[:count]:
         name, text, start = places[i]

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dlm.errors import UserError
+from dlm.kernels.c.trained import no_halves
 from dlm.models.device import pick_device
 from dlm.training import folder
 from dlm.training.checkpoint import Group
-from dlm.kernels.c.trained import no_halves
 from dlm.training.config import TrainConfig
 from dlm.training.trainable import Trainable
 
@@ -40,7 +40,9 @@ def start(config: TrainConfig) -> Accelerator:
     if t.precision == "fp16":
         why = no_halves() if cpu else f"train.device = {t.device!r} is a GPU"
         if why is not None:
-            raise UserError(f'train.precision = "fp16" is for a CPU that multiplies halves: {why}; use "fp32" or "bf16"')
+            raise UserError(
+                f'train.precision = "fp16" is for a CPU that multiplies halves: {why}; use "fp32" or "bf16"'
+            )
     a = Accelerator(
         cpu=cpu,
         mixed_precision="bf16" if t.precision == "bf16" else "no",

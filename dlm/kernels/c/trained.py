@@ -4,7 +4,6 @@ Each does what torch's operations beside it in `dlm.models` do, in one pass over
 `takes` says whether they may be used on a tensor.
 """
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -150,7 +149,11 @@ class _Linear(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         slope, (top_x, top_w) = slopes[0].reshape(-1, len(weight)), ctx.tops
         top = largest(slope)
-        dx = half_product(slope, weight, (top, top_w)).view(*slopes[0].shape[:-1], -1) if ctx.needs_input_grad[0] else None
+        dx = (
+            half_product(slope, weight, (top, top_w)).view(*slopes[0].shape[:-1], -1)
+            if ctx.needs_input_grad[0]
+            else None
+        )
         dw = half_product(slope.T, rows, (top, top_x)) if ctx.needs_input_grad[1] else None
         return dx, dw
 
