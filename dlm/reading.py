@@ -46,7 +46,8 @@ def judged(section: BaseModel, readers: Readers, info: ValidationInfo | None = N
 
     def printed(key: str) -> bool:
         decides = readers[key].decides
-        said = decides.partition(".")[0] in given or attrgetter(decides)(section) is None  # which --print-config leaves out
+        # A value of None is left out by --print-config.
+        said = decides.partition(".")[0] in given or attrgetter(decides)(section) is None
         return said and getattr(section, key) == fields[key].get_default()
 
     def inherited(key: str) -> bool:

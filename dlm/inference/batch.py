@@ -72,7 +72,10 @@ class Batch:
             recorder.drop()
         if self._is_current(seq):
             del self.sequences[seq.request_id]
-        if not seq.log.private:
+        if seq.log.private:
+            if seq.final is None:  # cancelled by another thread: who waits for it must hear of it
+                seq.log.events.append(Event(request_id=seq.request_id, error="it was cancelled"))
+        else:
             seq.log.closed = True
             self.ended[seq.request_id] = seq.log
             while len(self.ended) > REMEMBERED:
@@ -175,9 +178,9 @@ class Batch:
             self._finish(seq)
             return
         first = seq.canvas.start + len(stream.tokens)
-        seq.told()
-        told = {"confidence": seq.confidence(range(first, first + len(tokens))), "times": seq.times}
-        self._tell(seq, Event(request_id=seq.request_id, text=stream.add(tokens), tokens=tuple(tokens), **told))
+        seq.mark_first_block()
+        facts = {"confidence": seq.confidence(range(first, first + len(tokens))), "times": seq.times}
+        self._tell(seq, Event(request_id=seq.request_id, text=stream.add(tokens), tokens=tuple(tokens), **facts))
 
     def _finish(self, seq: Sequence) -> None:
         result = result_of(self.lm, seq.decoding, seq.outcome())
@@ -187,7 +190,7 @@ class Batch:
         positions = [at for hole in holes for at in hole] if holes else range(first, first + len(rest))
         if seq.recorder is not None:
             finish(seq.recorder, seq, result)
-        seq.told()
+        seq.mark_first_block()
         self.finished += 1
         self.tokens += len(result.tokens)
         event = Event(
@@ -209,9 +212,9 @@ class Batch:
     def _tell(self, seq: Sequence, event: Event) -> None:
         if not self._is_current(seq):
             return
-        for told in (seq.log.events, *(() if seq.log.private else (self.news,))):
-            if not told or told[-1] is not event:
-                told.append(event)
+        for events in (seq.log.events, *(() if seq.log.private else (self.news,))):
+            if not events or events[-1] is not event:
+                events.append(event)
 
     def _is_current(self, seq: Sequence) -> bool:
         return self.sequences.get(seq.request_id) is seq

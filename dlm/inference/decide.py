@@ -39,7 +39,7 @@ class Question:
 def decide(
     network: Transformer, head: Head, hidden: Float[Tensor, "w d"], wanted: np.ndarray, questions: Iterable[Question]
 ) -> list[tuple[Sequence, Decision | BrokenLogits]]:
-    """What each request does with this forward, which told the states of the `wanted` rows, (w,) in ascending order.
+    """What each request does with this forward, which gave the states of the `wanted` rows, (w,) in ascending order.
 
     Requests with the same rule and settings are decided together.
 
@@ -67,7 +67,7 @@ def _logits(
 ) -> Float[Tensor, "n v"]:
     """Of the asked columns of all requests of a group, guided where they want it."""
 
-    def look(lane: int) -> Tensor:
+    def of_lane(lane: int) -> Tensor:
         parts = [question.rows[lane] for question in group]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if rows is wanted or np.array_equal(rows, wanted):
@@ -76,7 +76,7 @@ def _logits(
         return network.suppress(head(hidden.index_select(0, places)))
 
     scale = group[0].sequence.decoding.settings.cfg_scale
-    return guide(look(0), look(1), scale, network.config.mask_token_id) if scale > 0 else look(0)
+    return guide(of_lane(0), of_lane(1), scale, network.config.mask_token_id) if scale > 0 else of_lane(0)
 
 
 class _Round:
@@ -122,8 +122,8 @@ class _Round:
             assert isinstance(signals, Signals)
             token, *second = self._revise(signals, token)
             grids = [token, broken, commit, *second]
-        told, bad, *flags = self._told(grids)
-        decisions = [self._decision(i, told, flags) for i in range(len(self.seqs))]
+        tokens, bad, *flags = self._on_host(grids)
+        decisions = [self._decision(i, tokens, flags) for i in range(len(self.seqs))]
         if any(seq.keep for seq in self.seqs):
             assert isinstance(signals, Signals)
             decisions = self._with_facts(signals, logits, decisions)
@@ -133,7 +133,7 @@ class _Round:
         ]
 
     def _choose(self, logits: Tensor, address: Address | None) -> "Signals | _Read":
-        """Tokens and how sure the model is of them: in one fused pass where it tells all that is asked."""
+        """Tokens and how sure the model is of them: in one fused pass where that gives all that is needed."""
         s, plain = self.settings, not any(seq.revises or seq.keep for seq in self.seqs)
         if plain and s.top_k is None and s.top_p is None and one_pass(logits, s.temperature):
             where = {} if s.temperature == 0 or address is None else vars(address)
@@ -187,7 +187,7 @@ class _Round:
         shares = [schedule(len(block.positions), block.steps, step) for block, step in blocks]
         return self._upload(np.array(shares, np.int64))
 
-    def _told(self, grids: list[Tensor]) -> list[np.ndarray]:
+    def _on_host(self, grids: list[Tensor]) -> list[np.ndarray]:
         """In the host's memory: the one synchronisation of a step. The first are tokens, the others flags."""
         if self.device.type == "cpu":
             return [x.numpy() for x in grids]

@@ -212,20 +212,21 @@ class Engine:
     def stream_of(self, request_id: str) -> Iterator[Event]:
         """All events of one request, from its first to its last, as they come.
 
-        Steps the engine while nobody else does. A request that is cancelled just ends. What `stream` tells is told
-        there, too. Raises UserError for an id that is not known (any more).
+        Steps the engine while nobody else does. A request that is cancelled just ends. `stream` gives the
+        same events too. Raises UserError for an id that is not known (any more).
         """
         log = self._log_of(request_id)
 
         def follow() -> Iterator[Event]:
-            told = 0
+            number = 0
             while True:
-                while told < len(log.events):
-                    told += 1
-                    yield log.events[told - 1]
-                if log.closed:
+                events, closed = log.since(number)
+                yield from events
+                if closed:
                     return
-                self._turn()
+                number += len(events)
+                if not events:
+                    self._turn()
 
         return follow()
 
@@ -236,14 +237,15 @@ class Engine:
         log = self._log_of(request_id)
 
         async def follow() -> AsyncIterator[Event]:
-            told = 0
+            number = 0
             while True:
-                while told < len(log.events):
-                    told += 1
-                    yield log.events[told - 1]
-                if log.closed:
+                events, closed = log.since(number)
+                for event in events:
+                    yield event
+                if closed:
                     return
-                if not await self.owner.aothers_step():
+                number += len(events)
+                if not events and not await self.owner.aothers_step():
                     await asyncio.to_thread(self._advance)
 
         return follow()
@@ -255,7 +257,7 @@ class Engine:
         return self.run(continuations(self.lm, prompts, sampler, where="generate()", request_ids=names))
 
     def run(self, decodings: Sized[Decoding]) -> list[Generation]:
-        """Submit all and step until they are done; their events are told to nobody else.
+        """Submit all and step until they are done; their events go to nobody else.
 
         All or none are submitted. Ctrl-C ends them, and is raised as `Interrupted`, which holds what there is of them.
         """
@@ -265,13 +267,13 @@ class Engine:
             with HeldInterrupts() as held:  # once, and not at each step
                 for decoding in decodings:
                     self.submit(decoding, log=log)
-                told = 0
+                number = 0
                 while len(results) < len(decodings):
-                    if told == len(log.events):
+                    if number == len(log.events):
                         self._turn()
                         held.deliver()
-                    for event in log.events[told:]:
-                        told += 1
+                    for event in log.events[number:]:
+                        number += 1
                         if event.error is not None:
                             raise UserError(f"request {event.request_id!r}: {event.error}")
                         if event.result is not None:

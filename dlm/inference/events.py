@@ -22,7 +22,7 @@ class Times:
     started: float | None = None
     """It took part in a step for the first time."""
     first_block: float | None = None
-    """Its first tokens were told."""
+    """Its first tokens were given out."""
     done: float | None = None
 
 
@@ -54,9 +54,14 @@ class Log:
     requests: "list[Sequence]" = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     private: bool = False
-    """Whether its events are told to its follower alone."""
+    """Whether its events go to its follower alone."""
     closed: bool = False
     """Whether no further event will come."""
+
+    def since(self, number: int) -> tuple[list[Event], bool]:
+        """Its events from that number on, and whether they are all; other threads may be adding to them."""
+        closed = self.closed  # read first: what is added before it is closed is then among them
+        return self.events[number:], closed
 
 
 @dataclass(frozen=True, kw_only=True)

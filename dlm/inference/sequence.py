@@ -42,7 +42,7 @@ class Sequence:
 
     decoding: Decoding
     text: "TextStream"
-    """What was told of its text."""
+    """What was given out of its text."""
     config: ModelConfig
     engine: EngineConfig
     strategy: "Strategy"
@@ -139,8 +139,8 @@ class Sequence:
         if self.times.started is None:
             self.times = replace(self.times, started=now)
 
-    def told(self) -> None:
-        """Some of its tokens are told."""
+    def mark_first_block(self) -> None:
+        """Some of its tokens are given out, for the first time or again."""
         if self.times.first_block is None:
             self.times = replace(self.times, first_block=time.monotonic())
 

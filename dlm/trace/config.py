@@ -2,17 +2,15 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 
-class TraceConfig(BaseModel):
+class TraceConfig(BaseModel, frozen=True, extra="forbid"):
     """What is kept of each request's denoising."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(default=False, description="Record every step of the requests that are decoded.")
     store: str | None = Field(
-        default=None, min_length=1, description="File of the trace store; none: DLM_TRACES, else runs/traces.db."
+        default=None, min_length=1, description="Its file; none: DLM_TRACES, else runs/traces.db."
     )
     keep: str = Field(
         default="tokens",
@@ -26,7 +24,7 @@ class TraceConfig(BaseModel):
         description="When a trace is on the disk: each before the next, in groups, or when the system sees fit.",
     )
     dictionary: str | None = Field(
-        default=None, description="File of a zstd dictionary to compress with; none: the store's newest, if any."
+        default=None, description="zstd dictionary's file; none: the store's newest, if any."
     )
     prompts: Literal["plain", "hash", "omit"] = Field(
         default="plain", description="What is kept of prompts: their ids, a hash of them, or nothing."
@@ -37,9 +35,7 @@ class TraceConfig(BaseModel):
     @field_validator("keep")
     @classmethod
     def _known(cls, keep: str) -> str:
-        from dlm.trace.record import KEEP
+        from dlm.trace.record import check_keep
 
-        unknown = [name for name in keep.split("+") if name not in KEEP]
-        if unknown:
-            raise ValueError(f'"{unknown[0]}" cannot be kept; known: {", ".join(KEEP)}, joined by +')
+        check_keep(keep)
         return keep

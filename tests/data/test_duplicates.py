@@ -3,10 +3,14 @@
 import random
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from dlm.data import corpus
+from dlm.data.config import DataConfig
 from dlm.data.duplicates import LeakGuard, Repeats, shingles, telling_lines
+from dlm.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -78,3 +82,26 @@ def test_what_was_said_before_is_not_fresh():
     half = File("\n".join(HELD[0].text.splitlines()[:20] + written(3).text.splitlines()[:20]))
     assert 0.4 < repeats.fresh(half) < 0.6
     assert repeats.fresh(File("x = 1\n")) == 1.0
+
+
+def test_packages_come_from_the_folder_named_and_only_with_something_new(tmp_path: Path):
+    def lines(first: int, last: int) -> str:
+        return "".join(f"some_variable_{n} = a_function_of({n})\n" for n in range(first, last))
+
+    library, site = tmp_path / "library", tmp_path / "elsewhere"
+    files = {"a/one.py": lines(0, 40), "b/half.py": lines(20, 60), "c/most.py": lines(10, 45), "d/new.py": lines(70, 90)}
+    for folder, texts in ((library, {f"module_{n}.py": f"x = {n}\n" for n in range(9)}), (site, files)):
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+    def found(**changes: object) -> list[str]:
+        given = {"site_packages": True, "site_packages_path": str(site), "site_packages_fresh": 0.5, **changes}
+        paths = [f.path for f in corpus.split_files(DataConfig(**given), "train", library)]
+        return [path.removeprefix("site-packages/") for path in paths if path.startswith("site-packages/")]
+
+    assert found() == ["a/one.py", "b/half.py", "d/new.py"]
+    assert found(site_packages_fresh=0.0) == list(files)
+    assert found(site_packages_fresh=0.6) == ["a/one.py", "d/new.py"]
+    with pytest.raises(UserError, match="site_packages_path = 'nowhere' is not a folder"):
+        found(site_packages_path="nowhere")

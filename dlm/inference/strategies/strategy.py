@@ -27,7 +27,7 @@ class Strategy(Protocol):
     """
 
     left_to_right: bool
-    """Whether all positions before the open blocks are final: then text is told as it settles."""
+    """Whether all positions before the open blocks are final: then text is given out as it settles."""
 
     def __init__(self, lm: "LM", pool: "PagePool") -> None:
         """For an engine with this model and this pool."""
