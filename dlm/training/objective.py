@@ -32,7 +32,7 @@ class Objective(nn.Module):
         super().__init__()
         self.network, self.config, self.length, self.align = network, config, length, align
         self.masking, self.ranges = masking_of(config, network.config, seed), ranges
-        self.hidden, self.half = network.hidden, half
+        self.hidden, self.in_halves = network.hidden, half
         self.names = ("masked", "entropy") if config.entropy_weight else ("masked",)
 
     def compile_parts(self) -> None:
@@ -47,7 +47,7 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """This batch's share of each part of the step's loss; the loss is their sum. `masked` is in nats a token."""
-        with halves() if self.half else OFF:
+        with halves() if self.in_halves else OFF:
             return self.parts(batch)
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ class Objective(nn.Module):
         targets, weight = view.targets.flatten()[rows], view.weight.flatten()[rows]
         if (head := self.fused_head()) is not None:
             never = self.network.config.mask_token_id
-            multiply = half_product if self.half else torch.mm
+            multiply = half_product if self.in_halves else torch.mm
             return head_loss(states, head, targets, weight, never, multiply).unsqueeze(0)
         parts = in_slices(self.token_parts, self.network.config.vocab_size, states, targets)
         return (weight.unsqueeze(-1) * parts).sum(0)  # not `@`, which autocast would do in bf16

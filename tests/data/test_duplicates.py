@@ -89,7 +89,12 @@ def test_packages_come_from_the_folder_named_and_only_with_something_new(tmp_pat
         return "".join(f"some_variable_{n} = a_function_of({n})\n" for n in range(first, last))
 
     library, site = tmp_path / "library", tmp_path / "elsewhere"
-    files = {"a/one.py": lines(0, 40), "b/half.py": lines(20, 60), "c/most.py": lines(10, 45), "d/new.py": lines(70, 90)}
+    files = {
+        "a/one.py": lines(0, 40),
+        "b/half.py": lines(20, 60),
+        "c/most.py": lines(10, 45),
+        "d/new.py": lines(70, 90),
+    }
     for folder, texts in ((library, {f"module_{n}.py": f"x = {n}\n" for n in range(9)}), (site, files)):
         for name, text in texts.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -80,7 +80,7 @@ def test_folders_that_are_no_runs(tmp_path):
 
 
 def test_words_for_both_kinds():
-    assert set(ABOUT) == {"sudoku", "code"}
+    assert set(ABOUT) == {"sudoku", "code", "block", "causal"}
     assert 'dlm.load("mine")' in ABOUT["sudoku"]("mine").use
     assert "torch" in machine()
 
