@@ -15,29 +15,35 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dlm.training.config import TrainConfig
 
 DATA = {"source": "stdlib"}
 OPTIM = {"hidden": {"algorithm": "muon", "lr_scale": 2.0, "weight_decay": 0.01}}
 BASE: dict[str, Any] = {"vocab": 8192, "layers": 4, "width": 256, "ffn": 704, "batch": 16, "length": 256, "lr": 2.5e-3}
 BASE |= {"qk_norm": False, "seed": 0, "masking": "causal", "decay": 0.3, "optim": {}, "muon": 2.0}
+CHOSEN = {"vocab": 4096, "layers": 5, "qk_norm": True}
 RECIPES: dict[str, dict[str, Any]] = {
     "today": {},
     "vocabulary 4k": {"vocab": 4096},
     "vocabulary 2k": {"vocab": 2048},
     "4k, 5 layers": {"vocab": 4096, "layers": 5},
-    "4k, 5 layers, seed 1": {"vocab": 4096, "layers": 5, "seed": 1},
-    "4k, 5 layers, norm of q and k": {"vocab": 4096, "layers": 5, "qk_norm": True},
-    "4k, 8 layers of 192": {"vocab": 4096, "layers": 8, "width": 192, "ffn": 512},
-    "4k, 3 layers of 320": {"vocab": 4096, "layers": 3, "width": 320, "ffn": 896},
-    "4k, 5 layers, batch 8": {"vocab": 4096, "layers": 5, "batch": 8},
-    "4k, 5 layers, batch 32": {"vocab": 4096, "layers": 5, "batch": 32},
-    "4k, 5 layers, 32 of 128": {"vocab": 4096, "layers": 5, "batch": 32, "length": 128},
-    "4k, 5 layers, 8 of 512": {"vocab": 4096, "layers": 5, "batch": 8, "length": 512},
-    "4k, 5 layers, lr halved": {"vocab": 4096, "layers": 5, "lr": 1.25e-3},
-    "4k, 5 layers, lr doubled": {"vocab": 4096, "layers": 5, "lr": 5e-3},
-    "4k, 5 layers, Muon's lr doubled": {"vocab": 4096, "layers": 5, "muon": 4.0},
-    "4k, 5 layers, AdamW": {"vocab": 4096, "layers": 5, "muon": 0.0},
+    "norms of q and k: 4k, 5 layers": CHOSEN,
+    "the same, seed 1": CHOSEN | {"seed": 1},
+    "norms of q and k: 8k, 4 layers": {"qk_norm": True},
+    "norms of q and k: 2k, 6 layers": CHOSEN | {"vocab": 2048, "layers": 6},
+    "chosen, 8 layers of 192": CHOSEN | {"layers": 8, "width": 192, "ffn": 512},
+    "chosen, 3 layers of 320": CHOSEN | {"layers": 3, "width": 320, "ffn": 896},
+    "chosen, batch 8": CHOSEN | {"batch": 8},
+    "chosen, batch 32": CHOSEN | {"batch": 32},
+    "chosen, 32 of 128": CHOSEN | {"batch": 32, "length": 128},
+    "chosen, 8 of 512": CHOSEN | {"batch": 8, "length": 512},
+    "chosen, lr halved": CHOSEN | {"lr": 1.25e-3},
+    "chosen, lr doubled": CHOSEN | {"lr": 5e-3},
+    "chosen, Muon's lr doubled": CHOSEN | {"muon": 4.0},
+    "chosen, AdamW": CHOSEN | {"muon": 0.0},
 }
 
 
@@ -50,7 +56,7 @@ def main() -> int:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print("\n" + json.dumps(run(options.one, options)))
+        print("\n" + json.dumps(outcome(options.one, options)))
         return 0
     for name in options.only:
         result = options.out / slug(name) / "result.json"
@@ -73,10 +79,10 @@ def slug(name: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in name)
 
 
-def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+def outcome(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Train one recipe on its budget; what it reached."""
     from dlm.training.config import TrainConfig
-    from dlm.training.loop import train
+    from dlm.training.loop import train as trained
     from dlm.training.run import Run
 
     recipe = BASE | RECIPES[name]
@@ -94,7 +100,7 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     sections = {"model": model, "data": DATA, "objective": {"masking": recipe["masking"]}, "optim": optim}
     sections |= {"eval": {"every": 0, "sequences": 64}, "checkpoint": {"every": 0}, "log": {"progress": False}}
 
-    def config(steps: int) -> TrainConfig:
+    def config(steps: int) -> "TrainConfig":
         steps_of = {"steps": steps, "decay_steps": max(1, int(steps * recipe["decay"])), "warmup_steps": steps // 20}
         return TrainConfig.model_validate({"train": section | steps_of, **sections})
 
@@ -104,7 +110,7 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     parameters, flops_a_token = probe.parameters, probe.flops_a_token
     del probe
     wall, cpu = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
-    result = train(config(steps))
+    result = trained(config(steps))
     assert result.bits_per_byte is not None
     return {
         "name": name,
@@ -121,7 +127,8 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def tokenizer(vocab_size: int, folder: Path) -> str:
     """The folder of the tokenizer of this size, learned from the training split if it is not there yet."""
-    from dlm.data import DataConfig, TokenizerConfig, train_tokenizer
+    from dlm.data.config import DataConfig, TokenizerConfig
+    from dlm.data.tokenizer_training import train_tokenizer
 
     out = folder / f"tokenizer-{vocab_size}"
     if not (out / "tokenizer.json").exists():
