@@ -27,38 +27,53 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     document: Literal["file", "paragraph", "line"] = Field(
         default="file", description="source = text: what one document is; paragraphs are separated by blank lines."
     )
-    text_fields: tuple[str, ...] = Field(default=("text",), description="Columns (jsonl, datasets) with the text.")
+    text_fields: tuple[str, ...] = Field(
+        default=("text",), description="Columns (jsonl, datasets) that make the text of a row, joined by a newline."
+    )
 
-    dataset: str | None = Field(default=None, description="Hub id, folder, or json, text, parquet with `paths`.")
+    dataset: str | None = Field(
+        default=None, description="Hub id or folder, or json, text or parquet for the files in `paths`."
+    )
     dataset_config: str | None = Field(default=None, description="Configuration (subset) of the dataset.")
     split: str = Field(default="train", description="Split of the dataset that training reads.")
     heldout_split: str | None = Field(default=None, description="Held-out split; none: a hash of each row decides.")
     streaming: bool = Field(default=False, description="Read the dataset as a stream, without a full download.")
-    shuffle_buffer: int = Field(default=10_000, ge=1, description="Rows a stream is shuffled among; 1: none.")
+    shuffle_buffer: int = Field(
+        default=10_000, ge=1, description="Rows of a stream to shuffle among; 1 keeps the order."
+    )
 
     messages_field: str | None = Field(
         default=None,
         description="source = chat: the column with a list of {role, content}; only assistant turns are answers.",
     )
-    prompt_field: str | None = Field(default=None, description="source = chat: column of prompts.")
-    response_field: str | None = Field(default=None, description="source = chat: column of responses.")
+    prompt_field: str | None = Field(
+        default=None, description="source = chat: the column of prompts, with `response_field`."
+    )
+    response_field: str | None = Field(
+        default=None, description="source = chat: the column of responses, with `prompt_field`."
+    )
     answers: Literal["all", "last"] = Field(
         default="all", description="source = chat: which assistant turns are trained on; the others count as prompt."
     )
 
-    trace_model: str | None = Field(default=None, description="source = traces: read only those of this model.")
+    trace_model: str | None = Field(
+        default=None, description="source = traces: read only those of the model of this name."
+    )
 
     include_tests: bool = Field(default=False, description="source = stdlib: also read its own tests.")
     stdlib_repeat: int = Field(default=1, ge=1, description="source = stdlib: repetitions of each file in an epoch.")
     site_packages: bool = Field(default=False, description="source = stdlib: train on installed packages, too.")
-    site_packages_fraction: float = Field(default=1.0, gt=0, le=1, description="Share of those files to keep, by path.")
-    site_packages_max_bytes: int = Field(default=200_000, ge=1, description="Larger ones of those are skipped.")
-    site_packages_path: str | None = Field(default=None, description="Folder of those; none: the running Python's.")
+    site_packages_fraction: float = Field(
+        default=1.0, gt=0, le=1, description="Share of installed packages' files to keep, by a hash of the path."
+    )
+    site_packages_max_bytes: int = Field(
+        default=200_000, ge=1, description="Larger files of installed packages are skipped."
+    )
+    site_packages_path: str | None = Field(
+        default=None, description="Folder of the installed packages; none: that of the running Python."
+    )
     site_packages_fresh: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Least share of a package's file, in telling lines, that no file before has.",
+        default=0.0, ge=0, le=1, description="Least share of a package's file, in telling lines, that no file before has."
     )
     site_packages_only: tuple[str, ...] = Field(default=(), description="Read only these top-level packages.")
     site_packages_skip: tuple[str, ...] = Field(default=(), description="Never read these top-level packages.")

@@ -38,7 +38,7 @@ def open_shards(config: DataConfig, tokenizer: Tokenizer, length: int, split: st
     manifest = read_manifest(folder)
     for name, have in (("length", length), ("tokenizer", tokenizer.fingerprint)):
         if manifest[name] != have:
-            raise UserError(f"{folder} was prepared with {name} {manifest[name]}, but this run has {have}: do it anew")
+            raise UserError(f"{folder} was prepared with {name} {manifest[name]}, not {have}: prepare it again")
     if split not in manifest["splits"]:
         raise UserError(f"{folder} holds no {split} split, only {', '.join(manifest['splits'])}")
     shards = manifest["splits"][split]
@@ -57,7 +57,9 @@ def _documents(folder: Path, shards: list[dict[str, Any]]) -> Iterator[Document]
         except (OSError, pa.ArrowException) as error:
             raise UserError(f"{path} cannot be read: {error}; prepare the folder again") from error
         if table.num_rows != shard["samples"]:
-            raise UserError(f"{path} has {table.num_rows} samples, its manifest says {shard['samples']}: write it anew")
+            raise UserError(
+                f"{path} has {table.num_rows} samples, its manifest says {shard['samples']}: prepare it again"
+            )
         ids = _matrix(table, "input_ids").astype(np.int32)
         masks = _matrix(table, "prompt_mask").astype(np.bool_) if "prompt_mask" in table.column_names else None
         for row in range(len(ids)):

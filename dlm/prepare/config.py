@@ -62,7 +62,8 @@ class TrajectoriesConfig(BaseModel, frozen=True, extra="forbid"):
         if self.data.source == "chat" and self.data.answers != "last":
             raise ValueError('data.source = "chat" needs data.answers = "last": a trajectory is of the last one')
         if t.prompt_length == "all" and self.data.source != "chat" and self.data.pack != "row":
-            raise ValueError('trajectories.prompt_length = "all" needs data.pack = "row": a text is a prompt')
+            needs = f'needs data.pack = "row", not "{self.data.pack}"'
+            raise ValueError(f'trajectories.prompt_length = "all" {needs}: a text is then a prompt')
         if t.responses == "forced" and s.edit_threshold is not None:
             what = 'what trajectories.responses = "forced" gives'
             raise ValueError(f"sampler.edit_threshold = {s.edit_threshold} changes {what}: leave it out")

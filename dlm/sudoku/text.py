@@ -39,7 +39,9 @@ def parse_puzzle(text: str) -> Grid:
             elif character in "123456789":
                 cells.append(int(character))
             elif character not in _LINES and not character.isspace():
-                raise UserError(f"sudoku line {number}, column {column}: {character!r} is no digit or '{_EMPTY}'")
+                raise UserError(
+                    f"sudoku line {number}, column {column}: {character!r} is no digit from 1 to 9 and not empty ('{_EMPTY}')"
+                )
         ends.append(len(cells))
     if len(cells) != 81:
         widths = [b - a for a, b in pairwise([0, *ends]) if b > a]

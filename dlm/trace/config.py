@@ -10,7 +10,7 @@ class TraceConfig(BaseModel, frozen=True, extra="forbid"):
 
     enabled: bool = Field(default=False, description="Record every step of the requests that are decoded.")
     store: str | None = Field(
-        default=None, min_length=1, description="Its file; none: DLM_TRACES, else runs/traces.db."
+        default=None, min_length=1, description="File of the trace store; none: DLM_TRACES, else runs/traces.db."
     )
     keep: str = Field(
         default="tokens",
@@ -24,7 +24,7 @@ class TraceConfig(BaseModel, frozen=True, extra="forbid"):
         description="When a trace is on the disk: each before the next, in groups, or when the system sees fit.",
     )
     dictionary: str | None = Field(
-        default=None, description="zstd dictionary's file; none: the store's newest, if any."
+        default=None, description="File of a zstd dictionary to compress with; none: the store's newest, if any."
     )
     prompts: Literal["plain", "hash", "omit"] = Field(
         default="plain", description="What is kept of prompts: their ids, a hash of them, or nothing."

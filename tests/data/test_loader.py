@@ -180,6 +180,6 @@ def test_a_position_in_other_data_is_refused(tmp_path, tokenizer):
     table = build_stream(config_of("text", tmp_path, tokenizer), tokenizer, SIZE)
     streamed = build_stream(config_of("stream", tmp_path, tokenizer), tokenizer, SIZE)
     refused("not of this data", table.load_state_dict, streamed.state_dict())
-    refused("kind 'table'", streamed.load_state_dict, table.state_dict())
+    refused("data is 'table', not a streamed", streamed.load_state_dict, table.state_dict())
     longer = build_stream(config_of("text", tmp_path, tokenizer), tokenizer, 2 * SIZE)
     refused(r"same .*length", longer.load_state_dict, table.state_dict())

@@ -76,7 +76,7 @@ def test_what_does_not_match_is_said(data, tokenizer, tmp_path):
     prepare(data, tokenizer, out, 16, max_samples=3)
     tokens = DataConfig(source="tokens", paths=(str(out),))
     assert len(ids_of(build_stream(tokens, tokenizer, 16, epochs=1))) == 3
-    refused("length 16, but this run has 8", build_stream, tokens, tokenizer, 8)
+    refused("length 16, not 8: prepare it again", build_stream, tokens, tokenizer, 8)
     refused("another tokenizer, length", prepare, data, tokenizer, out, 8)
     refused("no text to tokenise", prepare, tokens, tokenizer, tmp_path / "again", 16)
     with pytest.raises(UserError, match=r"no manifest\.json: write it with"):
