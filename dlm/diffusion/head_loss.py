@@ -13,6 +13,9 @@ from torch import Tensor
 SLICE = 2**20
 """Logits of one slice, 4 MiB in fp32: smaller ones spend more on the head's gradient, which every slice adds to."""
 
+WIDE_SLICE = 2**23
+"""The same for another `multiply`, which lays the head out anew for every slice."""
+
 
 def head_loss(
     states: Float[Tensor, "n d"],
@@ -41,7 +44,7 @@ class _HeadLoss(torch.autograd.Function):
         d_states = torch.empty_like(states) if need_states else None
         d_head = torch.zeros_like(head, dtype=torch.float32) if need_head else None
         loss = torch.zeros((), dtype=torch.float64, device=states.device)
-        rows = max(1, SLICE // len(head))
+        rows = max(1, (SLICE if multiply is torch.mm else WIDE_SLICE) // len(head))
         for start in range(0, len(states), rows):
             cut = slice(start, start + rows)
             x, wanted, w = states[cut].detach(), targets[cut].unsqueeze(1), weight[cut]

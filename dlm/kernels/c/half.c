@@ -43,8 +43,10 @@ static float scale_of(float top) { /* a power of two that brings the largest nea
 }
 
 
+static inline __m512i halved(__m512 v) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtxps_ph(v)); }
+
 static inline __m512i twice(__m512 v) { /* sixteen numbers as pairs of the same half */
-  __m512i h = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtxps_ph(v));
+  __m512i h = halved(v);
   return _mm512_or_si512(h, _mm512_slli_epi32(h, 16));
 }
 
@@ -107,15 +109,18 @@ static void pack_b(const float *b, int64_t rk, int64_t rj, int64_t k, int64_t n,
           _mm256_storeu_si256((__m256i *)(out + p * COLUMNS + q), (__m256i)_mm512_cvtxps_ph(v));
         }
     } else {
-      __m512i step = _mm512_mullo_epi32(_mm512_setr_epi32(0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15), _mm512_set1_epi32((int)rj));
-      for (int64_t q = 0; q < COLUMNS; q += 16) {
-        int64_t left = wide - q;
-        __mmask16 mask = some(left);
-        for (int64_t p = 0; p < k; p++) {
-          __m512 v = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), mask, step, b + (j + q) * rj + p, 4);
-          _mm256_storeu_si256((__m256i *)(out + p * COLUMNS + q), (__m256i)_mm512_cvtxps_ph(_mm512_mul_ps(v, by)));
+      for (int64_t q = 0; q < COLUMNS; q += 16)
+        for (int64_t p = 0; p < k; p += 16) {
+          const int64_t left = MIN(16, k - p);
+          __m512i r[16];
+#pragma GCC unroll 16
+          for (int i = 0; i < 16; i++)
+            r[i] = q + i < wide ? halved(_mm512_mul_ps(_mm512_maskz_loadu_ps(some(left), b + (j + q + i) * rj + p), by))
+                                : _mm512_setzero_si512();
+          transpose16(r);
+          for (int i = 0; i < left; i++)
+            _mm256_storeu_si256((__m256i *)(out + (p + i) * COLUMNS + q), _mm512_cvtepi32_epi16(r[i]));
         }
-      }
     }
   }
 }
