@@ -13,7 +13,7 @@ from torch import Tensor
 SLICE = 2**20
 """Logits of one slice, 4 MiB in fp32: smaller ones spend more on the head's gradient, which every slice adds to."""
 
-WIDE_SLICE = 2**23
+WIDE_SLICE = 2**22
 """The same for another `multiply`, which lays the head out anew for every slice."""
 
 
