@@ -132,7 +132,7 @@ def tokenizer(vocab_size: int, folder: Path) -> str:
 
     out = folder / f"tokenizer-{vocab_size}"
     if not (out / "tokenizer.json").exists():
-        train_tokenizer(TokenizerConfig(output=str(out), vocab_size=vocab_size, data=DataConfig(**DATA)))
+        train_tokenizer(TokenizerConfig(output=str(out), vocab_size=vocab_size, data=DataConfig.model_validate(DATA)))
     return str(out)
 
 
