@@ -66,7 +66,7 @@ def _python(summary: str, use: str, method: str = "masked-diffusion") -> About:
         data=f"The standard library of Python {corpus['python']} with its tests, without generated tables, and the installed "
         f"packages that the config below names. Held out by a hash of the path: {corpus['heldout_files']} files, "
         f"{corpus['heldout_bytes']:,} bytes. No training file is a copy of one: none has its words in the same order, none shares "
-        "half of its telling lines (24 characters and more, no comments), and none that shares three of them has 30 % of its "
+        "ten telling lines (24 characters and more, no comments) that are half of all, and none that shares three of them has 30 % of its "
         "runs of eight tokens, each counted by the smaller of the two files (`dlm/data/duplicates.py`). The tokenizer is a byte-level BPE learned "
         "from the training files. The sources stay under their own licences.",
         limits="It is small and was trained on one library: it knows Python's looks and some of its idiom, not what code does. "

@@ -62,6 +62,7 @@ def changed(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("out", "resume", "threads"):
         found.get("train", {}).pop(key, None)
     found.get("model", {}).pop("vocab_size", None)  # the tokenizer's; the card states it
+    found.get("data", {}).pop("site_packages_path", None)
     for key in ("log", "checkpoint"):
         found.pop(key, None)
     if found.get("train", {}).get("tokenizer"):
