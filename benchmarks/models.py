@@ -90,7 +90,9 @@ def _one(name: str, options: argparse.Namespace) -> None:
         hardware = options.hardware or machine()
         about = ABOUT[report["kind"]](name)
         run = Run.read(options.run)
-        card = render_card(name, about=about, run=run, tables=tables, facts=report["facts"], hardware=hardware)
+        own = json.loads((folder / "generation_config.json").read_text("utf-8")).get("dlm")
+        words: dict[str, Any] = {"facts": report["facts"], "hardware": hardware, "recommended": own}
+        card = render_card(name, about=about, run=run, tables=tables, **words)
         target.write_text(card, "utf-8")
         print(f"written: {target}")
 
@@ -101,7 +103,7 @@ def measure(name: str, model: str, options: argparse.Namespace) -> dict[str, Any
     lm = dlm.load(model, dtype=options.dtype, device=options.device)
     lm.name = name
     weights = {id(p): p for p in lm.network.parameters()}.values()
-    kind = "sudoku" if sudoku.is_sudoku_model(lm) else "code"
+    kind = "sudoku" if sudoku.is_sudoku_model(lm) else KINDS.get(lm.config.attention, "code")
     facts = {"parameters": f"{sum(p.numel() for p in weights):,}", "vocabulary": f"{lm.config.vocab_size:,} tokens"}
     started = time.perf_counter()
     tables, results = MEASURES[kind](lm, options)
@@ -158,6 +160,8 @@ def measure_code(lm: "LM", options: argparse.Namespace) -> tuple[list[Table], li
     )
     tables = [Table(title="Likelihood bound", text=text, headings=bound.HEADINGS, rows=[found.row()])]
     results: list[dict[str, Any]] = [{"bound": found.to_dict()}]
+    if lm.config.attention != "bidirectional":
+        return tables, results  # it does not see what comes after a hole
     tasks = lines.heldout_lines(STDLIB, options.lines, options.seed)
     sets = [("Single lines of held-out standard-library files", LINES_TEXT, tasks)]
     if options.infilling:
@@ -195,8 +199,10 @@ BENCHMARK_TEXT = f"The indentation is the model's to write. {GRADING}"
 
 MEASURES: dict[str, Callable[["LM", argparse.Namespace], tuple[list[Table], list[dict[str, Any]]]]] = {
     "sudoku": measure_sudoku,
-    "code": measure_code,
+    **dict.fromkeys(("code", "causal", "block"), measure_code),
 }
+KINDS = {"causal": "causal", "block_causal": "block"}
+"""attention -> what the card says in words."""
 
 
 def plot(results: list[dict[str, Any]], file: Path) -> None:

@@ -69,6 +69,15 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
     site_packages_max_bytes: int = Field(
         default=200_000, ge=1, description="Larger files of installed packages are skipped."
     )
+    site_packages_path: str | None = Field(
+        default=None, description="Folder of the installed packages; none: that of the running Python."
+    )
+    site_packages_fresh: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Least share of a package's file, in telling lines, that no file before has.",
+    )
     site_packages_only: tuple[str, ...] = Field(default=(), description="Read only these top-level packages.")
     site_packages_skip: tuple[str, ...] = Field(default=(), description="Never read these top-level packages.")
 

@@ -2,13 +2,13 @@
 
 import platform
 import sysconfig
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from dlm.data.config import DataConfig
+from dlm.data.duplicates import LeakGuard, Repeats, content_of
 from dlm.errors import UserError
 
 TEST_FOLDERS = {"test", "tests", "idle_test"}
@@ -21,10 +21,6 @@ SKIPPED_FOLDERS = {
     "turtledemo",
     "__phello__",
 }
-# A line this long says something; shorter ones ("return None", "import os") occur everywhere.
-TELLING_LINE = 24
-# Fewer shared lines than this are idiom ("if __name__ == ..."), not a copy.
-COPIED_LINES = 10
 # Decides which files are held out. This one gives a mixed 2 %: parsers, text codecs, logging, small glue.
 SALT = "heldout6"
 
@@ -96,46 +92,19 @@ def split_files(config: DataConfig, split: str, root: Path | None = None, site: 
     return train * config.stdlib_repeat + packages
 
 
-class LeakGuard:
-    """Tells whether a file is, or mostly repeats, a held-out one."""
-
-    def __init__(self, held: list[SourceFile]) -> None:
-        self._contents = {_content(f) for f in held}
-        self._sizes = [len(_telling_lines(f)) for f in held]
-        self._holders: dict[str, list[int]] = {}
-        for number, f in enumerate(held):
-            for line in _telling_lines(f):
-                self._holders.setdefault(line, []).append(number)
-
-    def leaks(self, file: SourceFile) -> bool:
-        """True for the same content, and for edited or embedded copies.
-
-        Such a copy shares half of the telling lines, of the file or of the held-out one.
-        """
-        if _content(file) in self._contents:
-            return True
-        lines = _telling_lines(file)
-        shared = Counter(number for line in lines for number in self._holders.get(line, ()))
-        return any(n >= COPIED_LINES and 2 * n >= min(len(lines), self._sizes[number]) for number, n in shared.items())
-
-
-def _content(file: SourceFile) -> bytes:
-    return blake2b("\n".join(file.text.split()).encode(), digest_size=16).digest()
-
-
-def _telling_lines(file: SourceFile) -> set[str]:
-    stripped = (line.strip() for line in file.text.splitlines())
-    return {line for line in stripped if len(line) >= TELLING_LINE and not line.startswith("#")}
-
-
 def site_package_files(
     config: DataConfig, guard: LeakGuard, already: list[SourceFile], site: Path | None = None
 ) -> list[SourceFile]:
     """Installed packages' sources: capped in size, each content once, nothing held out."""
-    site = site or Path(sysconfig.get_paths()["purelib"])
+    named = config.site_packages_path
+    site = site or Path(named or sysconfig.get_paths()["purelib"]).expanduser()
     if not site.is_dir():
-        raise UserError(f"site_packages = true, but {site} is not a folder: set data.site_packages = false")
-    seen = {_content(f) for f in already}
+        fix = "give a folder of packages" if named else "set data.site_packages = false"
+        where = f"data.site_packages_path = {named!r}" if named else f"site_packages = true, but {site}"
+        raise UserError(f"{where} is not a folder: {fix}")
+    seen, repeats = {content_of(f) for f in already}, Repeats()
+    for file in already if config.site_packages_fresh else ():
+        repeats.add(file)
     kept = []
     for file in _python_files(site, tests=config.include_tests, max_bytes=config.site_packages_max_bytes):
         package = file.path.split("/", 1)[0].removesuffix(".py")
@@ -143,10 +112,14 @@ def site_package_files(
             continue
         if hash_fraction(file.path, "site") >= config.site_packages_fraction:
             continue
-        content = _content(file)
+        content = content_of(file)
         if content in seen or guard.leaks(file):
             continue
         seen.add(content)
+        if config.site_packages_fresh:
+            if repeats.fresh(file) < config.site_packages_fresh:
+                continue
+            repeats.add(file)
         kept.append(SourceFile(f"site-packages/{file.path}", file.text))
     return kept
 

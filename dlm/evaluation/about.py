@@ -26,17 +26,48 @@ def about_sudoku(name: str) -> About:
     )
 
 
+USE = '```python\nimport dlm\n\nlm = dlm.load("{name}")\nprint({call}[0].text)\n```'
+CONTINUED = 'dlm.generate(lm, ["import os\\n\\n\\ndef "], gen_length=64)'
+
+
 def about_code(name: str) -> About:
+    return _python(
+        f"`{name}` is a small masked diffusion model of Python source code. It writes a gap from both sides at once.",
+        USE.format(name=name, call='dlm.infill(lm, ["def area(r):\\n    return [MASK:3] * r ** 2\\n"])'),
+    )
+
+
+def about_block(name: str) -> About:
+    return _python(
+        f"`{name}` is a small block-diffusion model of Python source code: it continues text a few tokens at a time, in "
+        "parallel within a block, and its cache is exact.",
+        USE.format(name=name, call=CONTINUED),
+        "block-diffusion",
+    )
+
+
+def about_causal(name: str) -> About:
+    return _python(
+        f"`{name}` is a small autoregressive model of Python source code: what the diffusion models `pico-block` and `pico` "
+        "are made from, and a judge of what they write.",
+        USE.format(name=name, call=CONTINUED),
+        "causal-lm",
+    )
+
+
+def _python(summary: str, use: str, method: str = "masked-diffusion") -> About:
     from dlm.data.corpus import describe
 
     corpus = describe(STDLIB)
     return About(
-        summary=f"`{name}` is a small masked diffusion model of Python source code. It writes a gap from both sides at once.",
-        use=f'```python\nimport dlm\n\nlm = dlm.load("{name}")\n'
-        'print(dlm.infill(lm, ["def area(r):\\n    return [MASK:3] * r ** 2\\n"])[0].text)\n```',
+        summary=summary,
+        use=use,
+        method=method,
         data=f"The standard library of Python {corpus['python']} with its tests, without generated tables, and the installed "
         f"packages that the config below names. Held out by a hash of the path: {corpus['heldout_files']} files, "
-        f"{corpus['heldout_bytes']:,} bytes; no training file is a copy of one. The tokenizer is a byte-level BPE learned "
+        f"{corpus['heldout_bytes']:,} bytes. No training file is a copy of one: none has its words in the same order, none shares "
+        "ten telling lines (24 characters and more, no comments) that are half of all, and none that shares three of them has 30 % of its "
+        "runs of eight tokens, each counted by the smaller of the two files (`dlm/data/duplicates.py`). The tokenizer is a byte-level BPE learned "
         "from the training files. The sources stay under their own licences.",
         limits="It is small and was trained on one library: it knows Python's looks and some of its idiom, not what code does. "
         "Names, arguments and logic are often wrong; do not run what it writes unread. It was not trained on instructions "
@@ -46,4 +77,9 @@ def about_code(name: str) -> About:
     )
 
 
-ABOUT: dict[str, Callable[[str], About]] = {"sudoku": about_sudoku, "code": about_code}
+ABOUT: dict[str, Callable[[str], About]] = {
+    "sudoku": about_sudoku,
+    "code": about_code,
+    "block": about_block,
+    "causal": about_causal,
+}

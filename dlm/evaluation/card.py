@@ -62,6 +62,7 @@ def changed(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("out", "resume", "threads"):
         found.get("train", {}).pop(key, None)
     found.get("model", {}).pop("vocab_size", None)  # the tokenizer's; the card states it
+    found.get("data", {}).pop("site_packages_path", None)
     for key in ("log", "checkpoint"):
         found.pop(key, None)
     if found.get("train", {}).get("tokenizer"):
@@ -103,14 +104,26 @@ class About:
     data: str
     limits: str
     tags: tuple[str, ...] = ()
+    method: str = "masked-diffusion"
+    """How the model writes, as a tag."""
 
 
 def render_card(
-    name: str, *, about: About, run: Run, tables: Sequence[Table], facts: Mapping[str, str], hardware: str
+    name: str,
+    *,
+    about: About,
+    run: Run,
+    tables: Sequence[Table],
+    facts: Mapping[str, str],
+    hardware: str,
+    recommended: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
-    """README.md of a model's folder. `facts` are further lines of the training table; `hardware` is what it ran on."""
+    """README.md of a model's folder. `facts` are further lines of the training table; `hardware` is what it ran on.
+
+    `recommended` is what its generation_config.json says under "dlm": sampler settings for generate and infill.
+    """
     header = ["---", "license: apache-2.0", "library_name: dlm", "tags:"]
-    header += [f"- {tag}" for tag in ("masked-diffusion", *about.tags)] + ["---"]
+    header += [f"- {tag}" for tag in (about.method, *about.tags)] + ["---"]
     speed = run.tokens / run.seconds if run.seconds else 0.0
     training = {
         **facts,
@@ -130,6 +143,7 @@ def render_card(
             f"# {name}",
             about.summary,
             about.use,
+            *([advice(recommended)] if any((recommended or {}).values()) else []),
             f"## Data\n\n{about.data}",
             f"## Training\n\n{markdown([{'k': k, 'v': v} for k, v in training.items()], {'k': 'what', 'v': 'value'})}",
             f"### Again\n\n{again(name, run.settings)}",
@@ -138,6 +152,16 @@ def render_card(
             f"## Limits\n\n{about.limits}\n",
         ]
     )
+
+
+def advice(recommended: Mapping[str, Mapping[str, Any]] | None) -> str:
+    """The settings that a call takes where it names none."""
+    lines = []
+    for kind, settings in (recommended or {}).items():
+        if settings:
+            words = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in settings.items())
+            lines.append(f"- `dlm.{kind}`: {words}")
+    return "Where a call names no settings, these of generation_config.json hold:\n\n" + "\n".join(lines)
 
 
 def again(name: str, settings: Mapping[str, Any]) -> str:

@@ -74,7 +74,9 @@ def fill(
         alike = sorted((i for i, own in enumerate(steps) if own == count), key=lambda i: len(canvases[i]))
         for start in range(0, len(alike), batch_size):
             chosen = alike[start : start + batch_size]
-            prompts, settings = [list(canvases[i]) for i in chosen], {"steps": count, "seed": seed, **filling.options}
+            prompts = [list(canvases[i]) for i in chosen]
+            # A temperature is named, so that a model's own recommendation is not measured under another name.
+            settings = {"steps": count, "seed": seed, "temperature": 0.0, **filling.options}
             filled = infill(lm, prompts, rule=filling.rule, batch_size=batch_size, **settings)
             results.update(zip(chosen, filled, strict=True))
             if tick is not None:

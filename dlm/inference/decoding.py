@@ -12,6 +12,7 @@ from dlm.inference.context import fitting
 from dlm.inference.messages import as_texts, is_conversation
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
+from dlm.inference.recommended import with_recommended
 from dlm.inference.request import Request
 from dlm.inference.strategies import CHOSEN, STRATEGIES
 from dlm.models.lm import LM
@@ -47,6 +48,7 @@ def continuations(
     Requests without a given id are numbered, or get random ids where they must be `unique` among all there ever were.
     """
     require_lm(lm, where)
+    settings = with_recommended(lm, settings, "generate")
     _require_strategy(settings.strategy, where)
     open_ended = settings.gen_length == "auto"
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps, open_ended=open_ended)
@@ -83,6 +85,7 @@ def infillings(
 ) -> list[Decoding]:
     """Each prompt, `num_samples` times, to have its holes filled."""
     require_lm(lm, where)
+    settings = with_recommended(lm, settings, "infill")
     _require_strategy(settings.strategy, where)
     if any(map(is_conversation, (prompts, *(prompts if isinstance(prompts, (list, tuple)) else ())))):
         raise UserError(

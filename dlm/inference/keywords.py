@@ -74,17 +74,18 @@ def sampler_of(
         if given.get(name):
             reason = "a hole ends where its length says, which stands in the prompt, as in [MASK:12]"
             raise UserError(f"{where}: {name} = {given[name]!r:.60} ends a continuation, and {reason}: leave it out")
-    settings = {"rule": "low_confidence", **given} | ({"gen_length": "auto"} if holes else {})
+    settings = dict(given) | ({"gen_length": "auto"} if holes else {})
     for name in given:
         if name not in SamplerConfig.model_fields and name != "remasking":
             raise UserError(f'{where}: unknown key "{name}"{_hint(name, others)}')
     stop = settings.get("stop", "")
     if isinstance(stop, Sequence) and not isinstance(stop, str):
         settings["stop"] = tuple(stop)
-    remasking, rule = settings.pop("remasking", None), settings["rule"]
+    remasking, rule = settings.pop("remasking", None), given.get("rule", "low_confidence")
     if remasking is not None and "rule" in given and rule not in ("low_confidence", remasking):
         raise UserError(f"{where}: rule = {rule!r} and remasking = {remasking!r} disagree: give one of them")
-    rule = settings["rule"] = rule if remasking is None else remasking
+    if remasking is not None:
+        rule = settings["rule"] = remasking  # a rule that is not named is left to the model's recommendation
     if isinstance(rule, Rule):
         settings |= _as_settings(where, rule, given)
     checked = toml.check(SamplerConfig, settings, where)

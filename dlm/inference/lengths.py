@@ -95,8 +95,9 @@ def _search(pieces: list[Piece]) -> Search:
 
 def _scores(lm: LM, probes: list[Probe], run: Run) -> list[Score]:
     """How sure the model is of each hole, over how sure it is where the prompt ends with it."""
+    plain = SamplerConfig(**{**SamplerConfig().model_dump(), "steps": 1})  # all named: no recommendation of the model's
     whole, alone = (
-        infillings(lm, [spell(pieces[: end(i)]) for pieces, i in probes], SamplerConfig(steps=1), where="infill()")
+        infillings(lm, [spell(pieces[: end(i)]) for pieces, i in probes], plain, where="infill()")
         for end in (lambda i: None, lambda i: i + 1)
     )
     decodings = []

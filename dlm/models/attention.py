@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from dlm.kernels.c import trained
 from dlm.kernels.dispatch import rms_norm
 from dlm.kernels.paths import path_of
 from dlm.models.config import AttentionKind, ModelConfig
@@ -100,7 +101,8 @@ def dense_attend(
         here = None if mask is None else mask.to(q.device)  # layers may lie on several devices
         if rope is not None:
             cos, sin = (table.to(q.device) for table in rope)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            turn = trained.rotate if trained.takes(q, k, cos, sin) else rotate
+            q, k = turn(q, cos, sin), turn(k, cos, sin)
         grouped = q.shape[2] != k.shape[2]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if blocks is not None:
@@ -124,6 +126,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and path_of(x).norms:
             return rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps)[0].view(x.shape)
+        if trained.takes(x, self.weight):
+            return trained.rms_norm(x, self.weight, self.eps)
         if x.dtype == torch.float32 and not x.is_cuda and not torch.is_grad_enabled():
             return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
         wide = x.float()

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dlm.kernels.c import trained
 from dlm.models.attention import Attend, Attention, AttentionSpec, RMSNorm, Rope, dense_attend, shares
 from dlm.models.config import ModelConfig
 from dlm.models.moe import MoE
@@ -35,7 +36,8 @@ class MLP(nn.Module):
         if packed is not None and not torch.is_grad_enabled() and shares(self.gate_proj, packed):
             gate, up = F.linear(x, packed).chunk(2, dim=-1)
             return self.down_proj(F.silu(gate).mul_(up))
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(trained.gated(gate, up) if trained.takes(gate, up) else F.silu(gate) * up)
 
 
 class Layer(nn.Module):

@@ -105,7 +105,11 @@ class TrainSection(Section):
     ema: float = Field(
         default=0.0, ge=0, lt=1, description="decay of the averaged weights that are validated and saved; 0: none"
     )
-    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="bf16: autocast (weights stay fp32)")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32",
+        description="bf16: autocast; fp16: on a CPU with avx512_fp16, factors of products in half precision, scaled "
+        "(weights and all else stay fp32)",
+    )
     gradient_checkpointing: bool = Field(
         default=False, description="recompute each layer in the backward pass to save memory"
     )
@@ -167,6 +171,11 @@ class TrainConfig(Section):
             raise ValueError(
                 f"train.length = {t.length} is not a multiple of objective.block_length = {self.objective.block_length}: "
                 "the last block of every sequence would be cut"
+            )
+        if t.compile and t.precision == "fp16":
+            raise ValueError(
+                'train.precision = "fp16" and train.compile = true: torch.compile cannot see into the kernels that multiply '
+                "halves; leave one of them out"
             )
         if t.warmup_steps > t.steps:
             raise ValueError(

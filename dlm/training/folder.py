@@ -26,7 +26,9 @@ FINISHED = "finished.json"
 Measured = tuple[float, float | None] | None  # a mean and its standard error
 # Changing these between stop and resume does not change the numbers that a run computes.
 FREE = {"log", "watch", "profile", "checkpoint", "eval", "data.prefetch", "data.cache", "train.gradient_checkpointing"}
-FREE |= {f"train.{name}" for name in ("out", "resume", "threads", "device", "save_dtype")} | {"adapter.merge"}
+FREE |= {f"train.{name}" for name in ("out", "resume", "threads", "device", "precision", "save_dtype")} | {
+    "adapter.merge"
+}
 EXTENDABLE = {"train.steps", "train.decay_steps"}  # under some schedules
 _held: set[int] = set()  # open lock files, which a forked child must not keep locked
 

@@ -63,7 +63,7 @@ class LanguageModel(TokenCosts, Trainable):
         c, t = self.config, self.config.train
         self.align = build_align(c, self.lm, self.accelerator.device)
         ranges.name_layers(self.network.layers)
-        objective = Objective(self.network, c.objective, t.seed, t.length, self.align, ranges)
+        objective = Objective(self.network, c.objective, t.seed, t.length, self.align, ranges, t.precision == "fp16")
         if c.adapter.kind != "none" and self.accelerator.distributed_type not in SPREAD:
             adapters.keep_trained(objective)
         return objective

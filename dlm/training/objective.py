@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from dlm.diffusion.head_loss import head_loss
 from dlm.diffusion.loss import token_entropies, token_losses
+from dlm.kernels.c.trained import half_product, halves
 from dlm.models.transformer import Transformer
 from dlm.training.align import Align
 from dlm.training.batch import Batch
@@ -25,11 +27,12 @@ class Objective(nn.Module):
         length: int,
         align: Align | None = None,
         ranges: Ranges = SILENT,
+        half: bool = False,
     ) -> None:
         super().__init__()
         self.network, self.config, self.length, self.align = network, config, length, align
         self.masking, self.ranges = masking_of(config, network.config, seed), ranges
-        self.hidden = network.hidden
+        self.hidden, self.in_halves = network.hidden, half
         self.names = ("masked", "entropy") if config.entropy_weight else ("masked",)
 
     def compile_parts(self) -> None:
@@ -44,6 +47,11 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """This batch's share of each part of the step's loss; the loss is their sum. `masked` is in nats a token."""
+        with halves() if self.in_halves else OFF:
+            return self.parts(batch)
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """`forward` in the precision that is set."""
         parts: dict[str, Tensor] = {}
         with self.ranges("views", 2):
             views = self.masking.views(batch)
@@ -67,9 +75,25 @@ class Objective(nn.Module):
 
     def token_loss(self, hidden: Tensor, view: View) -> Tensor:
         """The parts of the loss, in the order of `names`, of the view's asked tokens."""
-        states = view.states(hidden, self.network.config.shifted_logits)[view.asked]
-        parts = in_slices(self.token_parts, self.network.config.vocab_size, states, view.targets[view.asked])
-        return (view.weight[view.asked].unsqueeze(-1) * parts).sum(0)  # not `@`, which autocast would do in bf16
+        states = view.states(hidden, self.network.config.shifted_logits)
+        rows = view.asked.flatten().nonzero().squeeze(1)  # picked by number: the gradient of a mask's pick is slow
+        states = states.flatten(0, 1)
+        states = states if len(rows) == len(states) else states.index_select(0, rows)
+        targets, weight = view.targets.flatten()[rows], view.weight.flatten()[rows]
+        if (head := self.fused_head()) is not None:
+            never = self.network.config.mask_token_id
+            multiply = half_product if self.in_halves else torch.mm
+            return head_loss(states, head, targets, weight, never, multiply).unsqueeze(0)
+        parts = in_slices(self.token_parts, self.network.config.vocab_size, states, targets)
+        return (weight.unsqueeze(-1) * parts).sum(0)  # not `@`, which autocast would do in bf16
+
+    def fused_head(self) -> Tensor | None:
+        """The head's weights where the loss can be computed straight from them: a plain head on a CPU, no entropy term."""
+        network = self.network
+        weight = network.embed.weight if network.lm_head is None else network.lm_head.weight
+        plain = network.lm_head is None or (type(network.lm_head) is nn.Linear and network.lm_head.bias is None)
+        whole = type(weight) is nn.Parameter and weight.ndim == 2  # neither quantised nor one process's share
+        return weight if plain and whole and weight.device.type == "cpu" and not self.config.entropy_weight else None
 
     def token_parts(self, states: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of tokens (n,) from the states that predict them (n, d), and the entropy term if any: (n, parts).

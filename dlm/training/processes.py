@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dlm.errors import UserError
+from dlm.kernels.c.trained import no_halves
 from dlm.models.device import pick_device
 from dlm.training import folder
 from dlm.training.checkpoint import Group
@@ -36,6 +37,12 @@ def start(config: TrainConfig) -> Accelerator:
     cpu = pick_device(t.device).type == "cpu"
     if cpu and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         raise UserError("DeepSpeed needs GPUs; on a CPU use configs/accelerate/cpu-2.yaml or fsdp2.yaml")
+    if t.precision == "fp16":
+        why = no_halves() if cpu else f"train.device = {t.device!r} is a GPU"
+        if why is not None:
+            raise UserError(
+                f'train.precision = "fp16" is for a CPU that multiplies halves: {why}; use "fp32" or "bf16"'
+            )
     a = Accelerator(
         cpu=cpu,
         mixed_precision="bf16" if t.precision == "bf16" else "no",

@@ -4,6 +4,7 @@ import torch
 
 from dlm.data.tokenizer import Tokenizer, load_tokenizer
 from dlm.errors import UserError
+from dlm.inference.recommended import KEY as RECOMMENDED
 from dlm.models.converting import convert
 from dlm.models.device import require_room
 from dlm.models.finding import find_tokenizer
@@ -28,6 +29,7 @@ def _loaded(config: TrainConfig) -> LM:
     assert t.init_from is not None
     frozen = config.adapter.kind != "none" and t.precision == "bf16"  # what is not trained needs no fp32
     lm = load(t.init_from, dtype="bfloat16" if frozen else "float32", device="cpu")
+    lm.generation = {key: value for key, value in lm.generation.items() if key != RECOMMENDED}  # of the old weights
     if t.tokenizer is not None:
         lm.tokenizer = load_tokenizer(find_tokenizer(t.tokenizer))
     if lm.tokenizer is None and config.data.source != "sudoku":

@@ -20,7 +20,7 @@ from dlm.training.sections import AlignConfig
 
 States = Callable[[int, Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n d"]]
 """(layer, sequences, positions) -> the teacher's states there, in any dtype."""
-WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float32}
 """dtype of a teacher's weights, by train.precision."""
 
 

@@ -42,6 +42,13 @@ def toml_of(text: str) -> dict[str, Any]:
     return tomli.loads(text.split("```toml\n")[1].split("```")[0])
 
 
+def test_the_card_says_what_is_recommended(tmp_path: Path) -> None:
+    run = Run.read(run_folder(tmp_path / "run", {}))
+    text = card(run, recommended={"generate": {"temperature": 1.0, "rule": "random"}, "infill": {}})
+    assert '- `dlm.generate`: `temperature = 1.0`, `rule = "random"`' in text and "- `dlm.infill`" not in text
+    assert "Where a call names no settings" not in card(run) + card(run, recommended={"generate": {}})
+
+
 def test_the_card_says_what_the_run_was(tmp_path):
     text = card(Run.read(run_folder(tmp_path / "run", {})))
     header, body = text.removeprefix("---\n").split("\n---\n", 1)
@@ -73,7 +80,7 @@ def test_folders_that_are_no_runs(tmp_path):
 
 
 def test_words_for_both_kinds():
-    assert set(ABOUT) == {"sudoku", "code"}
+    assert set(ABOUT) == {"sudoku", "code", "block", "causal"}
     assert 'dlm.load("mine")' in ABOUT["sudoku"]("mine").use
     assert "torch" in machine()
 

@@ -41,11 +41,19 @@ SIGNATURES = {
     "dlm_linear": [_P, _P, _I, _P, _I, _P, _N],
     "dlm_gated": [_P, _P, _P, _I, _P, _I, _P, _P, _N],
     "dlm_layers": [_P, _P, _P, _P, _P, _I, _P, _P, _I, _P, _P, _I, _P],
+    "dlm_norm": [_P, _P, _F, _P, _P, _I, _I, _N],
+    "dlm_norm_back": [*[_P] * 6, _I, _I, _N],
+    "dlm_gate": [*[_P] * 3, _I, _N],
+    "dlm_gate_back": [*[_P] * 5, _I, _N],
+    "dlm_half_available": [],
+    "dlm_half_room": [_N],
+    "dlm_largest": [_P, _I, _I, _I],
+    "dlm_half_product": [_P, _I, _I, _P, _I, _I, _P, _I, _I, _I, _F, _F, _P, _N],
     "dlm_confidence": [_P, _I, _I, _N, _P, _P, _P, _P, _P, _I, _I, _N],
 }
 RESULTS: dict[str, type] = dict.fromkeys(
-    ("dlm_panel", "dlm_room", "dlm_attention_room", "dlm_layers_room", "dlm_layers"), _I
-)
+    ("dlm_panel", "dlm_room", "dlm_attention_room", "dlm_layers_room", "dlm_layers", "dlm_half_room"), _I
+) | {"dlm_half_available": _N, "dlm_largest": _F}
 OPENMP = ", OpenMP"
 
 
