@@ -8,15 +8,15 @@ ratio is to the plain step taken beside it, so that both had the same load.
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from train import DATA, QUIET, RESULTS, SHAPES, network_of, tokenizer_of
+from contenders import DATA, QUIET
+from measuring import RESULTS, parser, quartiles, ratios, shown, timed, write
+from train import SHAPES, network_of, tokenizer_of
 
 TARGETS = {"live": 1.6, "cached": 1.1}
 
@@ -30,29 +30,18 @@ def main(argv: list[str] | None = None) -> int:
         seconds, facts = measure(options, table, Path(scratch))
     from dlm.evaluation.card import machine
 
-    report = {
-        "machine": machine(),
-        **{key: value for key, value in vars(options).items() if key != "output"},
-        **facts,
-        "ratios": {name: summarise(seconds[name], seconds["plain"]) for name in TARGETS},
-        "seconds": seconds,
-    }
     print(f"plain: {statistics.median(seconds['plain']):.4f} s a step (median of {options.steps})")
-    for name, found in report["ratios"].items():
-        print(
-            f"{name}: {found['median']:.2f} times a plain step (quartiles {found['low']:.2f} to {found['high']:.2f}); "
-            f"target at most {TARGETS[name]}"
-        )
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report, indent=1, default=str) + "\n", "utf-8")
-        print(f"written: {options.output}")
+    found = {name: quartiles(ratios(seconds[name], seconds["plain"])) for name in TARGETS}
+    for name, ratio in found.items():
+        print(f"{name}: {shown(ratio)} times a plain step (quartiles); target at most {TARGETS[name]}")
+    named = {key: value for key, value in vars(options).items() if key != "output"}
+    write(options.output, {"machine": machine(), **named, **facts, "ratios": found, "seconds": seconds})
     return 0
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
+    words = parser(__doc__)
+    add = words.add_argument
     add("--shape", choices=list(SHAPES), default="small", help="shape of network and batch (small)")
     add("--layers", type=int, nargs="+", help="layers that are aligned (all)")
     add("--dtype", choices=["float32", "bfloat16", "float16"], default="bfloat16", help="of the cache (bfloat16)")
@@ -63,7 +52,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=20, help="timed steps of each run (20)")
     add("--warmup", type=int, default=3, help="untimed steps before them; compilation falls in there (3)")
     add("--output", type=Path, default=RESULTS / "align.json", help="the JSON file")
-    return parser.parse_args(argv)
+    return words.parse_args(argv)
 
 
 def base(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -89,44 +78,26 @@ def measure(
     options: argparse.Namespace, table: dict[str, Any], scratch: Path
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Seconds of each timed step of each run, and what writing the cache took."""
-    import torch
-
     from dlm.training.anchors import write_anchors
     from dlm.training.config import TrainConfig
     from dlm.training.run import Run
 
-    align = {"weight": 1.0, "layers": tuple(options.layers) if options.layers else "all"}
-    cache = {"anchors": str(scratch / "anchors"), "anchors_dtype": options.dtype}
-    sections = {"plain": {}, "live": align, "cached": align | cache}
-    configs = {
-        name: TrainConfig.model_validate(
-            {**table, "train": {**table["train"], "out": str(scratch / name)}, "align": section}
-        )
-        for name, section in sections.items()
-    }
-    started = time.perf_counter()
-    write_anchors(configs["cached"])
-    facts = {"cache_seconds": time.perf_counter() - started}
-    facts["cache_megabytes"] = sum(f.stat().st_size for f in (scratch / "anchors").glob("*/*")) / 1e6
+    live = {"weight": 1.0, "layers": tuple(options.layers) if options.layers else "all"}
+    cached = live | {"anchors": str(scratch / "anchors"), "anchors_dtype": options.dtype}
+    configs = {}
+    for name, section in {"plain": {}, "live": live, "cached": cached}.items():
+        train = {**table["train"], "out": str(scratch / name)}
+        configs[name] = TrainConfig.model_validate({**table, "train": train, "align": section})
+    taken, _ = timed(lambda: write_anchors(configs["cached"]))
+    size = sum(file.stat().st_size for file in (scratch / "anchors").glob("*/*"))
     runs = {name: Run(config) for name, config in configs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for step in range(options.warmup + options.steps):
-        for turn in range(len(runs)):  # who goes first changes from step to step
-            name = list(runs)[(step + turn) % len(runs)]
-            started = time.perf_counter()
-            runs[name].optimiser_step()
-            if options.device == "cuda":
-                torch.cuda.synchronize()
-            if step >= options.warmup:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds, facts
-
-
-def summarise(seconds: list[float], plain: list[float]) -> dict[str, float]:
-    """Median and quartiles of the paired ratios."""
-    ratios = [a / b for a, b in zip(seconds, plain, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return {"median": median, "low": low, "high": high}
+        first = step % len(runs)  # who goes first changes from step to step
+        for name in (*list(runs)[first:], *list(runs)[:first]):
+            one, _ = timed(runs[name].optimiser_step, options.device)
+            seconds[name] += [one["wall"]] if step >= options.warmup else []
+    return seconds, {"cache_seconds": taken["wall"], "cache_megabytes": size / 1e6}
 
 
 if __name__ == "__main__":

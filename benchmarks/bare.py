@@ -1,6 +1,7 @@
 """Nothing but the matrix products and the attention of a network's forwards: what a decoder cannot do without."""
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -9,41 +10,28 @@ from torch import Tensor
 from dlm.kernels.c import native
 from dlm.models import LM
 
+Multiply = Callable[[Tensor, Tensor], Tensor]
 
-def by_ours() -> Callable[[Tensor, Tensor], Tensor]:
+
+def by_ours() -> Multiply:
     """The C kernels' matrix product, with copies of the weights as it reads them fastest."""
-    products_of: dict[int, tuple[native.Product, Tensor]] = {}
 
-    def multiply(x: Tensor, weight: Tensor) -> Tensor:
-        if weight.data_ptr() not in products_of:
-            rows = weight.detach().contiguous()
-            panels = native.panels(rows)
-            product = native.Product(rows.data_ptr(), panels.data_ptr(), None, *rows.shape, rows.stride(0))
-            products_of[weight.data_ptr()] = product, panels
-        return native.linear(products_of[weight.data_ptr()][0], x)
+    @cache
+    def product_of(weight: Tensor) -> tuple[native.Product, Tensor, Tensor]:
+        rows = weight.detach().contiguous()
+        panels = native.panels(rows)
+        return native.Product(rows.data_ptr(), panels.data_ptr(), None, *rows.shape, rows.stride(0)), rows, panels
 
-    return multiply
+    return lambda x, weight: native.linear(product_of(weight)[0], x)
 
 
-LAID_OUT: dict[int, Tensor] = {}
-
-
+@cache
 def _as_torch_likes(weight: Tensor) -> Tensor:
     """On a CPU input-major; made once."""
-    if weight.is_cuda:
-        return weight
-    if weight.data_ptr() not in LAID_OUT:
-        LAID_OUT[weight.data_ptr()] = weight.detach().t().contiguous().t()
-    return LAID_OUT[weight.data_ptr()]
+    return weight if weight.is_cuda else weight.detach().t().contiguous().t()
 
 
-def products(
-    lm: LM,
-    rows: int,
-    forwards: int,
-    decided: int | None = None,
-    multiply: Callable[[Tensor, Tensor], Tensor] = F.linear,
-) -> None:
+def products(lm: LM, rows: int, forwards: int, decided: int | None = None, multiply: Multiply = F.linear) -> None:
     """Nothing but the matrix products of forwards of so many rows.
 
     Half the `decided` ones are masks, as over a block: the last layer's products after its attention, and the logits, are
@@ -53,9 +41,8 @@ def products(
     asked_for: list[tuple[torch.Tensor, int]] = []
     for number, layer in enumerate(lm.network.layers, start=1):
         attn, mlp = layer.attn, layer.mlp
-        packed = (
-            [attn.packed] if attn.packed is not None else [attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight]
-        )
+        apart = [attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight]
+        packed = apart if attn.packed is None else [attn.packed]
         after = [attn.o_proj.weight, mlp.down_proj.weight]
         after += [mlp.packed] if mlp.packed is not None else [mlp.gate_proj.weight, mlp.up_proj.weight]
         asked_for += [(weight, rows) for weight in packed]
@@ -81,10 +68,14 @@ def attention(lm: LM, rows: int, context: int, forwards: int) -> None:
             F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
 
 
-def dual(lm: LM, context: int, block: int, blocks: int, steps: int) -> None:
-    """The products and the attention of all forwards with a dual cache: a full one a block, then the block's rows."""
+def dual(lm: LM, context: int, block: int, blocks: int, steps: int) -> int:
+    """The products and the attention of all forwards with a dual cache: a full one a block, then the block's rows.
+
+    Returns how many forwards that are.
+    """
     for _ in range(blocks):
         products(lm, context, 1, decided=block)
         attention(lm, context, context, 1)
         products(lm, block, steps // blocks - 1)
         attention(lm, block, context, steps // blocks - 1)
+    return steps

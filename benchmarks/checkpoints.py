@@ -1,14 +1,18 @@
 """Tiny random checkpoints of every family, written as their authors would: the same numbers in every checkout."""
 
 import json
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
+
+from dlm.models import LM, Transformer
+from dlm.models.families import config_from_hub
 
 MASK, EOS = 256, 257  # 0 to 255 are bytes
 WIDTH, INNER, EXPERT, VOCAB, HEADS, GROUPS, HEAD = 32, 48, 16, 258, 4, 2, 8
@@ -49,89 +53,31 @@ ROUTED_HUB |= {"num_shared_experts": 1, "routed_scaling_factor": 2.5, "moe_route
 ROUTED_HUB |= {"score_function": "sigmoid", "norm_topk_prob": True, "moe_intermediate_size": EXPERT}
 SOFT = {"num_experts": 6, "num_experts_per_tok": 2, "expert_intermediate_size": EXPERT, "moe_layer_freq": [1, 1]}
 SOFT |= {"dense_intermediate_size": INNER, "moe_router_score_function": "softmax"}
-MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {  # config.json, and what the weights have beside the usual
-    "dlm": (HUB | {"model_type": "dlm", "qk_norm": True}, {"qk_norm"}),
-    "dlm-moe": (HUB | {"model_type": "dlm", "moe": ROUTED}, {"stacked"}),
-    "dlm-learned": (
-        HUB | {"model_type": "dlm", "position_embedding": "learned", "tie_word_embeddings": True},
-        {"positions", "tied"},
-    ),
-    "dlm-block": (HUB | {"model_type": "dlm", "attention": "block_causal", "block_length": 4}, set()),
-    "llada": (LLADA | {"model_type": "llada"}, {"llada"}),
-    "llada_moe": (HUB | SOFT | {"model_type": "llada_moe", "qk_layernorm": True}, {"qk_norm", "experts"}),
-    "Dream": (HUB | {"model_type": "Dream"}, {"qkv_bias"}),
-    "sdar": (HUB | {"model_type": "sdar", "block_size": 4}, {"qk_norm"}),
-    "llada2_moe": (HUB | ROUTED_HUB | {"model_type": "llada2_moe", "rotary_dim": 4, "block_size": 4}, {"llada2"}),
-    "Fast_dLLM_Qwen": (
-        HUB | {"model_type": "Fast_dLLM_Qwen", "bd_size": 4, "tie_word_embeddings": True},
-        {"qkv_bias", "tied"},
-    ),
-    "qwen2": (HUB | {"model_type": "qwen2"}, {"qkv_bias"}),
-    "qwen3": (HUB | {"model_type": "qwen3", "tie_word_embeddings": True}, {"qk_norm", "tied"}),
-    "llama": (
-        HUB | {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
-        {"qkv_bias", "o_bias", "mlp_bias"},
-    ),
+MODELS: dict[str, dict[str, Any]] = {  # config.json
+    "dlm": HUB | {"model_type": "dlm", "qk_norm": True},
+    "dlm-moe": HUB | {"model_type": "dlm", "moe": ROUTED},
+    "dlm-learned": HUB | {"model_type": "dlm", "position_embedding": "learned", "tie_word_embeddings": True},
+    "dlm-block": HUB | {"model_type": "dlm", "attention": "block_causal", "block_length": 4},
+    "llada": LLADA | {"model_type": "llada"},
+    "llada_moe": HUB | SOFT | {"model_type": "llada_moe", "qk_layernorm": True},
+    "Dream": HUB | {"model_type": "Dream"},
+    "sdar": HUB | {"model_type": "sdar", "block_size": 4},
+    "llada2_moe": HUB | ROUTED_HUB | {"model_type": "llada2_moe", "rotary_dim": 4, "block_size": 4},
+    "Fast_dLLM_Qwen": HUB | {"model_type": "Fast_dLLM_Qwen", "bd_size": 4, "tie_word_embeddings": True},
+    "qwen2": HUB | {"model_type": "qwen2"},
+    "qwen3": HUB | {"model_type": "qwen3", "tie_word_embeddings": True},
+    "llama": HUB | {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
 }
+BIDIRECTIONAL = ("dlm", "dlm-moe", "dlm-learned", "llada", "llada_moe", "Dream")
+BLOCKS = ("dlm-block", "sdar", "llada2_moe", "Fast_dLLM_Qwen")
+CAUSAL = ("qwen2", "qwen3", "llama")
 
 
-def weights(has: set[str]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each tensor of a checkpoint."""
-    llada, llada2 = "llada" in has, "llada2" in has
-    body, at = ("model.transformer", "blocks") if llada else ("model", "layers")
-    embed = "wte" if llada else "word_embeddings" if llada2 else "embed_tokens"
-    found: dict[str, tuple[int, ...]] = {f"{body}.{embed}.weight": (VOCAB, WIDTH)}
-    found[f"{body}.{'ln_f' if llada else 'norm'}.weight"] = (WIDTH,)
-    if "tied" not in has:
-        found["model.transformer.ff_out.weight" if llada else "lm_head.weight"] = (VOCAB, WIDTH)
-    if "positions" in has:
-        found["model.embed_positions.weight"] = (256, WIDTH)
-    attn = "" if llada else "attention." if llada2 else "self_attn."
-    out = "attn_out" if llada else "dense" if llada2 else "o_proj"
-    q, kv = (HEADS * HEAD, WIDTH), (GROUPS * HEAD, WIDTH)
-    inside: dict[str, tuple[int, ...]] = {f"{attn}{out}.weight": (WIDTH, HEADS * HEAD)}
-    for norm in ("attn_norm", "ff_norm") if llada else ("input_layernorm", "post_attention_layernorm"):
-        inside[f"{norm}.weight"] = (WIDTH,)
-    projections = (
-        {"query_key_value": (q[0] + 2 * kv[0], WIDTH)} if llada2 else {"q_proj": q, "k_proj": kv, "v_proj": kv}
-    )
-    for name, shape in projections.items():
-        inside[f"{attn}{name}.weight"] = shape
-        if "qkv_bias" in has:
-            inside[f"{attn}{name}.bias"] = shape[:1]
-    if "o_bias" in has:
-        inside[f"{attn}{out}.bias"] = (WIDTH,)
-    for norm in ("query_layernorm", "key_layernorm") if llada2 else ("q_norm", "k_norm") if "qk_norm" in has else ():
-        inside[f"{attn}{norm}.weight"] = (HEAD,)
-    for layer in range(2):
-        routed = "experts" in has or (layer == 1 and bool(has & {"stacked", "llada2"}))
-        for name, shape in (inside | (mixture(has) if routed else dense(has))).items():
-            found[f"{body}.{at}.{layer}.{name}"] = shape
-    return found
-
-
-def dense(has: set[str], at: str = "mlp.", inner: int = INNER) -> dict[str, tuple[int, ...]]:
-    """The tensors of a plain MLP."""
-    gate, up, down = ("ff_proj", "up_proj", "ff_out") if "llada" in has else ("gate_proj", "up_proj", "down_proj")
-    at = "" if "llada" in has else at
-    found: dict[str, tuple[int, ...]] = {f"{at}{name}.weight": (inner, WIDTH) for name in (gate, up)}
-    found[f"{at}{down}.weight"] = (WIDTH, inner)
-    return found | ({n.replace("weight", "bias"): s[:1] for n, s in found.items()} if "mlp_bias" in has else {})
-
-
-def mixture(has: set[str]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a mixture of experts."""
-    if "stacked" in has:
-        found: dict[str, tuple[int, ...]] = {"mlp.experts.gate_up": (8, 2 * EXPERT, WIDTH)}
-        found |= {"mlp.experts.down": (8, WIDTH, EXPERT), "mlp.router.weight": (8, WIDTH), "mlp.router.bias": (8,)}
-        return found | dense(has, "mlp.shared.", EXPERT)
-    count = 8 if "llada2" in has else 6
-    found = {"mlp.gate.weight": (count, WIDTH)}
-    for expert in range(count):
-        found |= dense(has, f"mlp.experts.{expert}.", EXPERT)
-    if "llada2" in has:
-        found |= {"mlp.gate.expert_bias": (8,)} | dense(has, "mlp.shared_experts.", EXPERT)
-    return found
+def shapes(config: dict[str, Any]) -> dict[str, torch.Size]:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        LM(Transformer(config_from_hub(config)), None, "random").save(folder)
+        return {name: weight.shape for name, weight in load_file(folder / "model.safetensors").items()}
 
 
 def tensor(name: str, shape: tuple[int, ...], model: str) -> torch.Tensor:
@@ -161,9 +107,9 @@ def write_tokenizer(folder: Path) -> None:
 
 def write_model(name: str, folder: Path) -> Path:
     """A checkpoint as its family's authors would publish it."""
-    config, has = MODELS[name]
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32"}), "utf-8")
-    save_file({key: tensor(key, shape, name) for key, shape in weights(has).items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**MODELS[name], "torch_dtype": "float32"}), "utf-8")
+    weights = {key: tensor(key, shape, name) for key, shape in shapes(MODELS[name]).items()}
+    save_file(weights, folder / "model.safetensors")
     write_tokenizer(folder)
     return folder

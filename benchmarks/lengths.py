@@ -7,26 +7,29 @@ Each line is filled at the chosen length, at its true one, at the middle of the 
 difflib's ratio of the fill and the true line: the model is far too small to write many lines exactly.
 """
 
-import argparse
 import random
 from difflib import SequenceMatcher
+from statistics import mean
+
+from measuring import parser
 
 import dlm
 from dlm.data.config import DataConfig
 from dlm.evaluation.lines import LineTask, heldout_lines, parses
+from dlm.evaluation.table import markdown
 
 CONTEXT = 400
 """Characters shown on either side."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="pico")
-    parser.add_argument("--lines", type=int, default=60)
-    parser.add_argument("--least", type=int, default=4)
-    parser.add_argument("--most", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    words = parser(__doc__)
+    words.add_argument("--model", default="pico")
+    words.add_argument("--lines", type=int, default=60)
+    words.add_argument("--least", type=int, default=4)
+    words.add_argument("--most", type=int, default=16)
+    words.add_argument("--seed", type=int, default=0)
+    options = words.parse_args()
     lm, span = dlm.load(options.model), (options.least, options.most)
     tasks = heldout_lines(DataConfig(source="stdlib"), 10 * options.lines, seed=options.seed)
     true = [len(lm.require_tokenizer().encode(task.line, special=False)) for task in tasks]
@@ -41,23 +44,21 @@ def main() -> None:
     }
     results = {name: dlm.infill(lm, list(map(prompt, tasks, found))) for name, found in holes.items()}
     oracle = [alike(task, result) for task, result in zip(tasks, results["true length"], strict=True)]
-    print("| hole | tokens | true length | alike | at least as alike as at the true length | file parses | NFE |")
-    print("|---|---|---|---|---|---|---|")
+    rows = []
     for name, filled in results.items():
         near = [alike(task, result) for task, result in zip(tasks, filled, strict=True)]
-        cells = [
-            f"{mean([len(r.tokens) for r in filled]):.1f}",
-            f"{mean([len(r.tokens) == size for r, size in zip(filled, true, strict=True)]):.0%}",
-            f"{mean(near):.3f}",
-            f"{mean([a >= b for a, b in zip(near, oracle, strict=True)]):.0%}",
-            f"{mean([parses(task.filled(hole(r))) for task, r in zip(tasks, filled, strict=True)]):.0%}",
-            f"{mean([r.nfe for r in filled]):.1f}",
-        ]
-        print("|", " | ".join([name, *cells]), "|")
+        row = {"hole": name, "tokens": f"{mean(len(r.tokens) for r in filled):.1f}"}
+        row["true length"] = f"{mean(len(r.tokens) == size for r, size in zip(filled, true, strict=True)):.0%}"
+        row["alike"] = f"{mean(near):.3f}"
+        row["at least as alike as at the true length"] = (
+            f"{mean(a >= b for a, b in zip(near, oracle, strict=True)):.0%}"
+        )
+        whole = [parses(task.filled(hole(r))) for task, r in zip(tasks, filled, strict=True)]
+        rows.append(row | {"file parses": f"{mean(whole):.0%}", "NFE": f"{mean(r.nfe for r in filled):.1f}"})
+    print(markdown(rows))
 
 
 def prompt(task: LineTask, hole: str) -> str:
-    """The line's surroundings with the hole in its place."""
     before, after = task.prefix[-CONTEXT:], task.suffix[:CONTEXT]
     return hole.join(text.replace("[MASK", "\\[MASK") for text in (before, after))
 
@@ -67,13 +68,8 @@ def alike(task: LineTask, result: dlm.Generation) -> float:
 
 
 def hole(result: dlm.Generation) -> str:
-    """The one hole's text."""
     assert result.holes is not None
     return result.holes[0]
-
-
-def mean(values: list) -> float:
-    return sum(values) / len(values)
 
 
 if __name__ == "__main__":

@@ -1,47 +1,38 @@
-"""What a training step needs in memory, with the vocabulary's logits a slice at a time and all at once.
+"""What a training step of a 1.7B model needs in memory, with the vocabulary's logits a slice at a time and all at once.
 
-    python benchmarks/memory.py              # tables, and benchmarks/results/memory-cpu.json; some minutes
+    python benchmarks/memory.py              # a table, and benchmarks/results/memory-cpu.json; some minutes
 
-Two tables. The first is a 1.7B model with 151,936 tokens at 4,096 positions, its step run with tensors that have shapes and
-no memory (torch's FakeTensorMode), every storage counted from its allocation to its release; what the optimiser holds is
-added. The second runs a small network for real on this CPU, each time in a process of its own, and sets what the
-operating system saw (peak RSS) beside the same count.
+The model has 151,936 tokens at 4,096 positions. Its step runs with tensors that have shapes and no memory (torch's
+FakeTensorMode), every storage counted from its allocation to its release; what the optimiser holds is added. That a real
+step keeps to this is what tests/training/test_memory.py is about.
 """
 
-import argparse
-import json
-import resource
-import subprocess
-import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from measuring import RESULTS, parser, write
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dlm.models import ModelConfig, Transformer
+from dlm.evaluation.table import markdown
+from dlm.models import ModelConfig, Transformer, transformer
+from dlm.models.rope import rope_frequencies
 from dlm.training import scoring
 from dlm.training.objective import Objective
 from dlm.training.scoring import in_slices, two_streams
 from dlm.training.sections import ObjectiveConfig
 
-RESULTS = Path(__file__).parent / "results"
 CARD = 24e9
-VOCABULARY = {"vocab_size": 151_936, "mask_token_id": 151_935, "eos_token_id": 151_643, "tie_word_embeddings": True}
-LARGE = ModelConfig(  # Qwen3-1.7B's shape
-    hidden_size=2048, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
-    intermediate_size=6144, qk_norm=True, max_position_embeddings=40_960, **VOCABULARY,
-)  # fmt: skip
-SMALL = ModelConfig(
-    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    intermediate_size=176, **VOCABULARY,
+QWEN3 = ModelConfig(  # of 1.7B
+    vocab_size=151_936, mask_token_id=151_935, eos_token_id=151_643, hidden_size=2048, num_hidden_layers=28,
+    num_attention_heads=16, num_key_value_heads=8, head_dim=128, intermediate_size=6144, qk_norm=True,
+    max_position_embeddings=40_960, tie_word_embeddings=True,
 )  # fmt: skip
 
 
@@ -49,7 +40,6 @@ SMALL = ModelConfig(
 class Case:
     """One step: every token is asked for, as at the highest noise level; weights in fp32, bf16 autocast."""
 
-    large: bool = True
     trained: str = "all weights"
     sliced: bool = True
     checkpointing: bool = True
@@ -66,22 +56,10 @@ class Case:
         }
 
 
-CASES = [
-    Case(trained=trained, sliced=sliced, **options)
-    for trained, options in (
-        ("all weights", {}),
-        ("all weights", {"checkpointing": False}),
-        ("LoRA, base in bf16", {}),
-        ("LoRA, base in bf16", {"streams": 2}),
-        ("LoRA, base in bf16", {"sequences": 4}),
-    )
-    for sliced in (True, False)
-]
-SMALL_CASES = [
-    Case(large=False, length=length, sliced=sliced, checkpointing=False)
-    for length in (1024, 2048)
-    for sliced in (True, False)
-]
+LORA = "LoRA, base in bf16"
+STEPS: list[dict[str, Any]] = [{}, {"checkpointing": False}, {"trained": LORA}]
+STEPS += [{"trained": LORA, "streams": 2}, {"trained": LORA, "sequences": 4}]
+CASES = [Case(sliced=sliced, **step) for step in STEPS for sliced in (True, False)]
 
 
 class Storages(TorchDispatchMode):
@@ -121,9 +99,9 @@ class Adapted(nn.Module):
 
 
 def build(case: Case) -> Objective:
-    lora = case.trained.startswith("LoRA")
+    lora = case.trained == LORA
     torch.set_default_dtype(torch.bfloat16 if lora else torch.float32)
-    network = Transformer(LARGE if case.large else SMALL).train()
+    network = Transformer(QWEN3).train()
     torch.set_default_dtype(torch.float32)
     network.gradient_checkpointing = case.checkpointing
     if lora:
@@ -146,19 +124,21 @@ def loss(objective: Objective, case: Case) -> Tensor:
         return in_slices(objective.token_parts, network.config.vocab_size, states, targets.flatten()).mean()
 
 
-@contextmanager
-def slicing(case: Case) -> Iterator[None]:
-    usual = scoring.LOGITS_AT_ONCE
-    scoring.LOGITS_AT_ONCE = usual if case.sliced else 2**62
-    try:
-        yield
-    finally:
-        scoring.LOGITS_AT_ONCE = usual
+def rope_of(config: ModelConfig) -> Tensor:
+    """The frequencies as a real tensor: they are looked at when a network is built."""
+    with unset_fake_temporarily():
+        return rope_frequencies(config)
 
 
 def count(case: Case) -> dict[str, float]:
     """Bytes of a step by its shapes: weights, what the optimiser holds, and the peaks of both passes without it."""
-    with slicing(case), FakeTensorMode(), Storages() as storages:
+    at_once = scoring.LOGITS_AT_ONCE if case.sliced else 2**62
+    with (
+        patch.object(scoring, "LOGITS_AT_ONCE", at_once),
+        patch.object(transformer, "rope_frequencies", rope_of),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        Storages() as storages,
+    ):
         objective = build(case)
         weights = sum(p.numel() * p.element_size() for p in objective.parameters())
         trained = sum(p.numel() for p in objective.parameters() if p.requires_grad)
@@ -178,52 +158,17 @@ def count(case: Case) -> dict[str, float]:
     }
 
 
-def measure(case: Case) -> float:
-    """Bytes that a step adds to the peak RSS of this process."""
-    with slicing(case):
-        objective = build(case)
-        for p in objective.parameters():
-            torch.nn.init.normal_(p, std=0.02)
-        warm = replace(case, length=8)
-        loss(objective, warm).backward()  # what is loaded and kept at the first use is not the step's
-        objective.zero_grad()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        loss(objective, case).backward()
-    return 1024.0 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-
-
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
-    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    words = parser(__doc__)
+    words.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
+    options = words.parse_args(argv)
     torch.set_num_threads(1)
-    if options.measure is not None:
-        print(measure(SMALL_CASES[options.measure]))
-        return
     large = [case.describe() | {k: round(v / 1e9, 2) for k, v in count(case).items()} for case in CASES]
     for row in large:
         row["24 GB"] = "fits" if row["peak"] * 1e9 < CARD else "no"
-    _print("1.7B parameters, 151,936 tokens: GB by shapes", large)
-    small = []
-    for number, case in enumerate(SMALL_CASES):
-        counted = count(case)
-        command = [sys.executable, __file__, "--measure", str(number)]
-        seen = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        row = {"batch": f"1 x {case.length:,}", "logits": case.describe()["logits"]}
-        step = max(counted["forward"], counted["backward"])
-        small.append(row | {"counted MB": round(step / 1e6), "measured MB": round(seen / 1e6)})
-    _print(f"{SMALL.hidden_size} wide, 2 layers, 151,936 tokens: MB a step adds, on this CPU", small)
-    options.output.mkdir(parents=True, exist_ok=True)
-    facts = {"torch": torch.__version__, "logits_at_once": scoring.LOGITS_AT_ONCE, "large": large, "small": small}
-    (options.output / "memory-cpu.json").write_text(json.dumps(facts, indent=1) + "\n")
-
-
-def _print(title: str, rows: list[dict[str, Any]]) -> None:
-    widths = {name: max(len(name), *(len(str(row[name])) for row in rows)) for name in rows[0]}
-    print(f"\n{title}\n")
-    for row in ({name: name for name in widths}, *rows):
-        print("  ".join(f"{row[name]!s:>{width}}" for name, width in widths.items()))
+    print(f"1.7B parameters, 151,936 tokens: GB by shapes\n\n{markdown(large)}\n")
+    facts = {"torch": torch.__version__, "logits_at_once": scoring.LOGITS_AT_ONCE, "large": large}
+    write(options.output / "memory-cpu.json", facts)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from measuring import RESULTS, parser, write
+
 from dlm.errors import UserError
 from dlm.evaluation import bound, infill, lines, sudoku
 from dlm.evaluation.about import ABOUT, STDLIB
@@ -24,8 +26,6 @@ from dlm.evaluation.filling import Filling
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
+    words = parser(__doc__)
+    add = words.add_argument
     add("names", nargs="*", default=["sudoku", "pico"], help="bundled models, or a name for --model (default: both)")
     add("--model", help="folder or hub id to measure instead of the bundled model of that name")
     add("--run", help="run folder (metrics.jsonl, checkpoints/) the card is written from")
@@ -61,11 +61,11 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add("--output", type=Path, default=RESULTS, help="folder of the JSON files")
     add("--reuse", action="store_true", help="take the JSON file that is there instead of measuring")
     add("--plot", action="store_true", help="draw solved puzzles against TPF beside the JSON (needs the extra `plot`)")
-    options = parser.parse_args(argv)
+    options = words.parse_args(argv)
     if len(options.names) > 1 and (options.model or options.run or options.card):
-        parser.error("--model, --run and --card are for one model: give one name")
+        words.error("--model, --run and --card are for one model: give one name")
     if options.card is not None and options.run is None:
-        parser.error("--card needs --run, the folder it takes the training's figures from")
+        words.error("--card needs --run, the folder it takes the training's figures from")
     return options
 
 
@@ -80,9 +80,7 @@ def _one(name: str, options: argparse.Namespace) -> None:
         report = json.loads(file.read_text("utf-8"))
     else:
         report = measure(name, str(folder), options)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        print(f"\nwritten: {file}")
+        write(file, report)
     tables = [Table(**table) for table in report["tables"]]
     print("\n" + "\n\n".join(map(str, tables)))
     if options.plot and report["kind"] == "sudoku":
@@ -98,7 +96,6 @@ def _one(name: str, options: argparse.Namespace) -> None:
 
 
 def measure(name: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one model, as plain values."""
     import dlm
 
     lm = dlm.load(model, dtype=options.dtype, device=options.device)
@@ -108,26 +105,14 @@ def measure(name: str, model: str, options: argparse.Namespace) -> dict[str, Any
     facts = {"parameters": f"{sum(p.numel() for p in weights):,}", "vocabulary": f"{lm.config.vocab_size:,} tokens"}
     started = time.perf_counter()
     tables, results = MEASURES[kind](lm, options)
-    keys = [
-        "puzzles",
-        "sweep",
-        "lines",
-        "sequences",
-        "draws",
-        "length",
-        "infilling",
-        "batch_size",
-        "seed",
-        "dtype",
-        "device",
-    ]
+    elsewhere = ("names", "model", "run", "card", "hardware", "output", "reuse", "plot")
     return {
         "model": name,
         "kind": kind,
         "facts": facts,
         "machine": machine(),
         "seconds": round(time.perf_counter() - started, 1),
-        "options": {key: getattr(options, key) for key in keys},
+        "options": {key: value for key, value in vars(options).items() if key not in elsewhere},
         "tables": [asdict(table) for table in tables],
         "results": results,
     }
@@ -154,10 +139,8 @@ def measure_sudoku(lm: "LM", options: argparse.Namespace) -> tuple[list[Table], 
             )
             rows.append(result.row())
             results.append(result.to_dict())
-            print(
-                f"  {result.decoding:36s} TPF {result.tpf:5.2f}  solved {result.solved}  {result.seconds:.0f} s",
-                flush=True,
-            )
+            line = f"  {result.decoding:36s} TPF {result.tpf:5.2f}  solved {result.solved}  {result.seconds:.0f} s"
+            print(line, flush=True)
         if rows:
             tables.append(Table(title=title, text=words, headings=sudoku.HEADINGS, rows=rows))
     return tables, results
@@ -182,21 +165,12 @@ def measure_code(lm: "LM", options: argparse.Namespace) -> tuple[list[Table], li
     for title, words, chosen in sets:
         rows = []
         for hole, decoding in LINE_DECODINGS:
-            result = infill.evaluate_infill(
-                lm,
-                chosen,
-                hole=hole,
-                decoding=decoding,
-                length=options.length,
-                batch_size=max(1, options.batch_size // 2),
-                seed=options.seed,
-            )
+            size = {"length": options.length, "batch_size": max(1, options.batch_size // 2), "seed": options.seed}
+            result = infill.evaluate_infill(lm, chosen, hole=hole, decoding=decoding, **size)
             rows.append(result.row())
             results.append({"lines": title, **result.to_dict()})
-            print(
-                f"  {hole} {result.decoding:30s} exact {result.exact}  parses {result.parses}  {result.seconds:.0f} s",
-                flush=True,
-            )
+            graded = f"exact {result.exact}  parses {result.parses}"
+            print(f"  {hole} {result.decoding:30s} {graded}  {result.seconds:.0f} s", flush=True)
         tables.append(Table(title=title, text=words, headings=infill.HEADINGS, rows=rows))
     return tables, results
 
@@ -227,28 +201,17 @@ MEASURES: dict[str, Callable[["LM", argparse.Namespace], tuple[list[Table], list
 
 def plot(results: list[dict[str, Any]], file: Path) -> None:
     """Solved puzzles against tokens a forward pass, a line a rule."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UserError("--plot needs matplotlib: pip install 'dlm[plot]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from dlm.bench.finding import Point
+    from dlm.bench.plot import draw
 
-    groups: dict[str, list[dict[str, Any]]] = {}
+    points = []
     for result in results:
-        groups.setdefault(result["decoding"].split(" ")[0], []).append(result)
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for rule, points in groups.items():
-        points = sorted(points, key=lambda r: r["tpf"])
-        rates = [r["solved"]["rate"] for r in points]
-        errors = [[abs(r["solved"]["rate"] - r["solved"][end]) for r in points] for end in ("low", "high")]
-        axes.errorbar([r["tpf"] for r in points], rates, errors, marker="o", markersize=4, capsize=2, label=rule)
-    axes.set(xlabel="tokens a forward pass", ylabel="puzzles solved", ylim=(0, 1.02))
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)
+        where = {"panel": "puzzles solved", "facet": "whole", "kind": "none", "label": result["decoding"]}
+        where |= {"series": result["decoding"].split(" ")[0], "tpf": result["tpf"]}
+        points.append(
+            Point(**where, quality=result["solved"]["rate"], **{k: result["solved"][k] for k in ("low", "high")})
+        )
+    draw(points, file)
     print(f"written: {file}")
 
 

@@ -10,30 +10,26 @@ writes what came out of each request, under a name that says what it was. `compa
 and prints them; its exit status is 1 if there are any. DLM_NATIVE=0 before `record` has torch compute instead of C.
 """
 
-import argparse
 import json
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoints import MASK, MODELS, write_model
+from checkpoints import BIDIRECTIONAL, BLOCKS, CAUSAL, MASK, MODELS, write_model
+from measuring import parser, write
 
 import dlm
 
-BIDIRECTIONAL = ("dlm", "dlm-moe", "dlm-learned", "llada", "llada_moe", "Dream")
-BLOCKS = ("dlm-block", "sdar", "llada2_moe", "Fast_dLLM_Qwen")
-CAUSAL = ("qwen2", "qwen3", "llama")
-RULES: dict[str, dict[str, Any]] = {  # with what each reads; the first four follow `steps`
-    "low_confidence": {},
-    "random": {},
-    "margin": {},
-    "entropy": {},
+STEPPED = ("low_confidence", "random", "margin", "entropy")  # rules that follow `steps`
+RULES: dict[str, dict[str, Any]] = {  # with what each reads
+    **{rule: {} for rule in STEPPED},
     "threshold": {"threshold": 0.5},
     "factor": {"factor": 0.9},
     "entropy_bound": {"gamma": 0.5},
@@ -52,22 +48,19 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "edit": {"edit_threshold": 0.3, "max_post_edit_steps": 3},
     "both": {"remask_threshold": 0.3, "edit_threshold": 0.5, "max_post_edit_steps": 4},
 }
+TALK = [{"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Yes?"), ("user", "?"))]
 FIELDS = ("tokens", "steps", "nfe", "finish_reason", "text")
-Result = dict[str, Any]
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
+    words = parser(__doc__)
+    commands = words.add_subparsers(dest="command", required=True)
     commands.add_parser("record", help="decode everything, write what came out").add_argument("output", type=Path)
     comparing = commands.add_parser("compare", help="what differs between two such files")
     comparing.add_argument("old", type=Path)
     comparing.add_argument("new", type=Path)
-    options = parser.parse_args(argv)
+    options = words.parse_args(argv)
     return record(options.output) if options.command == "record" else compare(options.old, options.new)
-
-
-# --- requests ----------------------------------------------------------------------------------------------------------
 
 
 def ids(seed: int, length: int) -> list[int]:
@@ -83,7 +76,7 @@ def shape(name: str, rule: str = "low_confidence") -> dict[str, Any]:
     if name in CAUSAL:
         return {"gen_length": 12}
     blocks = {"gen_length": 16} | ({} if name in BLOCKS else {"block_length": 8})
-    return blocks | ({"steps": 8} if list(RULES).index(rule) < 4 else {})
+    return blocks | ({"steps": 8} if rule in STEPPED else {})
 
 
 def ruled(name: str, rule: str) -> dict[str, Any]:
@@ -94,19 +87,18 @@ def caches(name: str) -> dict[str, dict[str, Any]]:
     """Every cache that the family allows."""
     if name not in BIDIRECTIONAL:
         return {"none": {"cache": "none"}, "exact": {"cache": "exact", "page_size": 4}}
-    found: dict[str, dict[str, Any]] = {"none": {"cache": "none"}}
-    for kind in ("prefix", "dual"):
-        found[kind] = {"cache": kind}
-        found[f"{kind} refreshed"] = {"cache": kind, "refresh_interval": 3, "cache_delay": 2, "page_size": 8}
-    return found
+    found: dict[str, dict[str, Any]] = {kind: {"cache": kind} for kind in ("none", "prefix", "dual")}
+    refreshed = {"refresh_interval": 3, "cache_delay": 2, "page_size": 8}
+    return found | {f"{kind} refreshed": {"cache": kind, **refreshed} for kind in ("prefix", "dual")}
 
 
 class Recorder:
     """Calls, each under its name, and what came out of them."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.results = folder, dict[str, Result]()
+        self.folder, self.results = folder, dict[str, dict[str, Any]]()
         self.load = cache(self._load)
+        self.generate, self.infill = partial(self._call, dlm.generate), partial(self._call, dlm.infill)
 
     def _load(self, name: str, dtype: str = "float32") -> Any:
         if name not in MODELS:
@@ -114,99 +106,89 @@ class Recorder:
         folder = self.folder / name
         return dlm.load(folder if folder.is_dir() else write_model(name, folder), dtype=dtype, device="cpu")
 
-    def note(self, name: str, results: Iterable[Any]) -> None:
-        for number, result in enumerate(results):
-            key = f"{name} #{number}"
-            assert key not in self.results, key
-            self.results[key] = {field: getattr(result, field) for field in FIELDS}
-
-    def call(self, name: str, function: Any, model: str, prompts: Any, **settings: Any) -> None:
-        dtype = settings.pop("dtype", "float32")
+    def note(self, name: str, results: Callable[[], Iterable[Any]]) -> None:
         try:
-            self.note(name, function(self.load(model, dtype), prompts, **settings))
+            for number, result in enumerate(results()):
+                key = f"{name} #{number}"
+                assert key not in self.results, key
+                self.results[key] = {field: getattr(result, field) for field in FIELDS}
         except dlm.UserError as error:
             self.results[name] = {"error": str(error)}
+
+    def _call(self, function: Any, name: str, model: str, prompts: Any, **settings: Any) -> None:
+        dtype = settings.pop("dtype", "float32")
+        self.note(name, lambda: function(self.load(model, dtype), prompts, **settings))
 
     def engine(self, name: str, model: str, requests: list[tuple[int, Any, dict[str, Any]]], **settings: Any) -> None:
-        """Requests that join a running engine, each after so many of its steps; what has ended differently ends here."""
-        try:
+        """Requests that join a running engine, each after so many of its steps."""
+
+        def results() -> Iterator[Any]:
             engine = dlm.Engine(self.load(model), **settings)
-            waiting, results, step = list(enumerate(requests)), dict[str, Any](), 0
+            waiting, ended, step = dict(enumerate(requests)), dict[str, Any](), 0
             while waiting or engine.has_work:
-                for entry in [entry for entry in waiting if entry[1][0] <= step]:
-                    waiting.remove(entry)
-                    number, (_, prompt, given) = entry
+                for number in [number for number, (due, *_) in waiting.items() if due <= step]:
+                    _, prompt, given = waiting.pop(number)
                     engine.add_request(prompt, request_id=str(number), **given)
-                events = engine.step()
-                results |= {event.request_id: event.result for event in events if event.result is not None}
+                ended |= {event.request_id: event.result for event in engine.step() if event.result is not None}
                 step += 1
-            self.note(name, [results[str(number)] for number in range(len(requests))])
-        except dlm.UserError as error:
-            self.results[name] = {"error": str(error)}
+            return iter([ended[str(number)] for number in range(len(requests))])
+
+        self.note(name, results)
 
 
 def everything(to: Recorder) -> Iterator[str]:
     """All requests; yields each group's name when it is done."""
     for name in MODELS:
         for rule in RULES:
-            to.call(f"rules / {name} / {rule}", dlm.generate, name, [ids(1, 9), ids(2, 14)], **ruled(name, rule))
+            to.generate(f"rules / {name} / {rule}", name, [ids(1, 9), ids(2, 14)], **ruled(name, rule))
     yield "rules"
     for name in MODELS:
         for kind, cached in caches(name).items():
             given = ruled(name, "threshold") | cached
-            to.call(f"caches / {name} / {kind}", dlm.generate, name, [ids(3, 5), ids(4, 21), ids(5, 11)], **given)
+            to.generate(f"caches / {name} / {kind}", name, [ids(3, 5), ids(4, 21), ids(5, 11)], **given)
             if name not in CAUSAL:
                 given |= {"strategy": "multi_block", "max_active_blocks": 3, "block_add": 0.4}
-                to.call(f"multi_block / {name} / {kind}", dlm.generate, name, [ids(6, 7), ids(7, 18)], **given)
+                to.generate(f"multi_block / {name} / {kind}", name, [ids(6, 7), ids(7, 18)], **given)
     for rule in ("low_confidence", "entropy", "credit", "hierarchical"):
         given = ruled("llada", rule) | {"strategy": "multi_block", "max_active_blocks": 2, "block_add": 0.1}
-        to.call(f"multi_block / llada / {rule}", dlm.generate, "llada", [ids(6, 7), ids(7, 18)], **given)
+        to.generate(f"multi_block / llada / {rule}", "llada", [ids(6, 7), ids(7, 18)], **given)
     yield "caches, multi_block"
     for name in MODELS:
         for draw, given in DRAWS.items():
             given = ruled(name, "random" if "k20" in draw else "threshold") | given | {"seed": 5}
-            to.call(f"draws / {name} / {draw}", dlm.generate, name, [ids(8, 6)], **given)
+            to.generate(f"draws / {name} / {draw}", name, [ids(8, 6)], **given)
         for kind, cached in caches(name).items():
             given = shape(name) | cached | {"cfg_scale": 0.7}
-            to.call(f"guided / {name} / {kind}", dlm.generate, name, [ids(9, 8)], **given)
-    to.call(
-        "guided / llada / drawn", dlm.generate, "llada", [ids(9, 8)], **shape("llada"), cfg_scale=1.5, temperature=0.8
-    )
+            to.generate(f"guided / {name} / {kind}", name, [ids(9, 8)], **given)
+    drawn = shape("llada") | {"cfg_scale": 1.5, "temperature": 0.8}
+    to.generate("guided / llada / drawn", "llada", [ids(9, 8)], **drawn)
     yield "draws, guided"
     for name in (*BIDIRECTIONAL, *BLOCKS):
         for kind, revised in REVISIONS.items():
             for cache_name in ("none", "dual refreshed" if name in BIDIRECTIONAL else "exact"):
                 given = ruled(name, "threshold") | revised | caches(name)[cache_name]
                 given |= {"strategy": "multi_block", "max_active_blocks": 2} if kind == "both" else {}
-                to.call(f"revised / {name} / {kind}, {cache_name}", dlm.generate, name, [ids(10, 7)], **given)
+                to.generate(f"revised / {name} / {kind}, {cache_name}", name, [ids(10, 7)], **given)
     yield "revised"
     for name in MODELS:
         auto = {"gen_length": "auto", "max_gen_length": 24}
         auto |= {} if name in CAUSAL else {"steps": 2} | ({} if name in BLOCKS else {"block_length": 4})
-        to.call(f"auto / {name}", dlm.generate, name, ["Once upon", "a time"], **auto)
+        to.generate(f"auto / {name}", name, ["Once upon", "a time"], **auto)
         stop = {"stop": [*"acegikmo ", "No"]}
-        to.call(f"stop / {name}", dlm.generate, name, ["One day", "The end"], **shape(name), **stop)
-        talk = [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "Yes?"},
-            {"role": "user", "content": "?"},
-        ]
-        to.call(
-            f"chat / {name}", dlm.generate, name, talk, **shape(name), **({} if name in CAUSAL else {"rule": "margin"})
-        )
+        to.generate(f"stop / {name}", name, ["One day", "The end"], **shape(name), **stop)
+        given = shape(name) | ({} if name in CAUSAL else {"rule": "margin"})
+        to.generate(f"chat / {name}", name, TALK, **given)
     yield "auto, stop, chat"
     for name in MODELS:
         for kind, cached in caches(name).items():
-            to.call(f"infill / {name} / {kind}", dlm.infill, name, [holes(1), holes(2)], steps=4, **cached)
-        given = {"block_length": 3, "rule": "threshold", "threshold": 0.5}
-        to.call(f"infill / {name} / blocks", dlm.infill, name, [holes(3)], **given)
-        to.call(
-            f"infill / {name} / text", dlm.infill, name, ["He said [MASK:4] and [MASK:2]."], temperature=0.5, steps=3
-        )
-    to.call("infill / llada / ranges", dlm.infill, "llada", ["It was [MASK:2-5] and [MASK:1-3]!"], steps=4)
-    to.call("infill / sdar / ranges", dlm.infill, "sdar", ["It was [MASK:2-5]!"], steps=4)
-    to.call("infill / Dream / revised", dlm.infill, "Dream", [holes(4)], steps=4, remask_threshold=0.5)
-    to.call("infill / llada / guided", dlm.infill, "llada", [holes(5)], steps=4, cfg_scale=0.5)
+            to.infill(f"infill / {name} / {kind}", name, [holes(1), holes(2)], steps=4, **cached)
+        to.infill(f"infill / {name} / blocks", name, [holes(3)], block_length=3, rule="threshold", threshold=0.5)
+        text = "He said [MASK:4] and [MASK:2]."
+        to.infill(f"infill / {name} / text", name, [text], temperature=0.5, steps=3)
+    to.infill("infill / llada / ranges", "llada", ["It was [MASK:2-5] and [MASK:1-3]!"], steps=4)
+    to.infill("infill / sdar / ranges", "sdar", ["It was [MASK:2-5]!"], steps=4)
+    to.infill("infill / Dream / revised", "Dream", [holes(4)], steps=4, remask_threshold=0.5)
+    to.infill("infill / llada / guided", "llada", [holes(5)], steps=4, cfg_scale=0.5)
     yield "infill"
     for name in MODELS:
         crowd = [(2 * (i // 3), ids(20 + i, 4 + 5 * i % 17), ruled(name, "threshold") | {"seed": i}) for i in range(6)]
@@ -224,15 +206,15 @@ def everything(to: Recorder) -> Iterator[str]:
     for name in MODELS:
         for rule in ("low_confidence", "threshold", "entropy"):
             given = ruled(name, rule) | {"dtype": "bfloat16"}
-            to.call(f"bf16 / {name} / {rule}", dlm.generate, name, [ids(11, 9), ids(12, 13)], **given)
+            to.generate(f"bf16 / {name} / {rule}", name, [ids(11, 9), ids(12, 13)], **given)
         given = ruled(name, "threshold") | {"dtype": "bfloat16", "deterministic": True}
-        to.call(f"bf16 / {name} / deterministic", dlm.generate, name, [ids(11, 9), ids(12, 13)], **given)
+        to.generate(f"bf16 / {name} / deterministic", name, [ids(11, 9), ids(12, 13)], **given)
     yield "bf16"
     for rule in RULES:
         given = {"rule": rule, **RULES[rule], "gen_length": 32, "block_length": 16}
-        to.call(f"bundled / pico / {rule}", dlm.generate, "pico", ["Once upon a time", "The"], **given)
-    to.call("bundled / pico / dual", dlm.generate, "pico", ["Once upon a time"], gen_length=32, steps=8, cache="dual")
-    to.call("bundled / pico / holes", dlm.infill, "pico", ["Once upon a [MASK:2], there was [MASK:3-5]."], steps=8)
+        to.generate(f"bundled / pico / {rule}", "pico", ["Once upon a time", "The"], **given)
+    to.generate("bundled / pico / dual", "pico", ["Once upon a time"], gen_length=32, steps=8, cache="dual")
+    to.infill("bundled / pico / holes", "pico", ["Once upon a [MASK:2], there was [MASK:3-5]."], steps=8)
     yield "bundled"
 
 
@@ -244,10 +226,9 @@ def record(output: Path) -> int:
         for group in everything(to):
             print(f"{time.perf_counter() - started:6.1f} s  {len(to.results):5} results  {group}", flush=True)
     machine = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "os": platform.platform()}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"machine": machine, "results": to.results}, indent=0) + "\n", "utf-8")
+    write(output, {"machine": machine, "results": to.results})
     failed = [f"{name}: {result['error']}" for name, result in to.results.items() if "error" in result]
-    print("\n".join([*failed, f"written: {output}: {len(to.results)} results, {len(failed)} errors"]))
+    print("\n".join([*failed, f"{len(to.results)} results, {len(failed)} errors"]))
     return 1 if failed else 0
 
 
@@ -256,25 +237,22 @@ def compare(old: Path, new: Path) -> int:
     for key in sorted(before["machine"].keys() | after["machine"].keys()):
         if (a := before["machine"].get(key)) != (b := after["machine"].get(key)):
             print(f"note: {key} was {a} and is {b}")
-    counts: dict[str, list[int]] = {}
-    for name in list(dict.fromkeys([*before["results"], *after["results"]])):
+    total, differing = Counter(), Counter()
+    for name in dict.fromkeys([*before["results"], *after["results"]]):
         a, b = before["results"].get(name), after["results"].get(name)
-        count = counts.setdefault(name.split(" / ")[0], [0, 0])
-        count[0] += 1
-        if a == b:
-            continue
-        count[1] += 1
+        group = name.split(" / ")[0]
+        total[group] += 1
+        differing[group] += a != b
         if a is None or b is None:
             print(f"{name}: only in {new if a is None else old}")
             continue
         for field in sorted(a.keys() | b.keys()):
             if a.get(field) != b.get(field):
                 print(f"{name}: {field}\n  {a.get(field)!r}\n  {b.get(field)!r}")
-    for group, (total, differing) in counts.items():
-        print(f"{group:12} {total:5} results, {differing} differ")
-    differing = sum(count[1] for count in counts.values())
-    print(f"{sum(count[0] for count in counts.values())} results, {differing} differ")
-    return 1 if differing else 0
+    for group in total:
+        print(f"{group:12} {total[group]:5} results, {differing[group]} differ")
+    print(f"{total.total()} results, {differing.total()} differ")
+    return 1 if differing.total() else 0
 
 
 if __name__ == "__main__":

@@ -6,94 +6,85 @@ python benchmarks/trace.py --states 10000      # only: record and replay so many
 """
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from traces.samples import LENGTH, STEPS
+from measuring import RESULTS, parser, write
+from traces import difftrace, overhead, records
+from traces.samples import LENGTH, STEPS, samples
 
 from dlm.bench.finding import Table
 from dlm.bench.report import in_markdown
 from dlm.errors import UserError
-
-RESULTS = Path(__file__).parent / "results"
-Say = Callable[[str], None]
+from dlm.evaluation.card import machine
 
 BYTES = {"what": "bytes a trace", "record": "record", "file": "file"}
 TIMES = {"what": "one call", "microseconds": "µs", "counts": "× sum(range(100))"}
 STARTS = {"what": "command", "seconds": "seconds", "cpu_seconds": "CPU, seconds"}
 WRITES = {"durability": "durability", "processes": "processes", "traces_a_second": "traces/s"}
-OVERHEAD = {
-    "what": "recording",
-    "off": "off, µs",
-    "more": "more, µs",
-    "percent": "more, %",
-    "interval": "95 % of it, %",
-    "pairs": "pairs",
-}
+OVERHEAD = {"what": "recording", "off": "off, µs", "more": "more, µs", "percent": "more, %"}
+OVERHEAD |= {"interval": "95 % of it, %", "pairs": "pairs"}
 PEER = {"what": "what", "ours": "dlm", "theirs": "DiffTrace", "ratio": "DiffTrace / dlm"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
-    RESULTS.mkdir(exist_ok=True)
     if options.states is not None:
-        from traces.states import states
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from tests.trace.states import states
 
-        report, file = states(options.states), RESULTS / "trace-states.json"
-        print(json.dumps(report, indent=1))
-    else:
-        try:
-            values, tables = measure(options, lambda line: print(line, file=sys.stderr, flush=True))
-        except UserError as error:
-            print(error, file=sys.stderr)
-            return 2
-        print("\n\n".join(map(in_markdown, tables)))
-        report, file = {"trace": values, **_where(options)}, options.output
-    file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        write(RESULTS / "trace-states.json", states(options.states))
+        return 0
+    try:
+        values, tables = measure(options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("\n\n".join(map(in_markdown, tables)))
+    named = {name: str(value) for name, value in vars(options).items()}
+    write(options.output, {"trace": values, "machine": machine(), "options": named})
     return 0
 
 
-def measure(options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], list[Table]]:
+def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[Table]]:
     """Sizes, times, start, writes; then an engine with and without recording, and DiffTrace where it is given."""
-    from traces import difftrace, overhead, records
-    from traces.samples import samples
-
-    say(f"{options.traces} traces of {LENGTH} tokens in {STEPS} steps")
+    shape = f"{LENGTH} tokens in {STEPS} steps"
+    say(f"{options.traces} traces of {shape}")
     traces, lessons = samples(options.traces, options.tokenizer)
-    shape = f"{LENGTH} tokens, {STEPS} steps"
-    tables = []
-
-    def table(title: str, headings: dict[str, str], rows: list, text: str = "") -> list:
-        say(title)
-        tables.append(Table(title=title, headings=headings, rows=rows, text=text))
-        return rows
-
     values: dict[str, Any] = {"traces": len(traces), "length": LENGTH, "steps": STEPS}
-    values["bytes"] = table(
-        "Traces: size", BYTES, records.sizes(traces, lessons), f"{len(traces)} traces of {shape}; file: all included."
-    )
-    values["microseconds"] = table(
-        "Traces: time", TIMES, records.times(traces, lessons, options.seconds), f"The fastest of many calls; {shape}."
-    )
-    values["start"] = table("Traces: start", STARTS, records.start(), "The least of ten runs, for each column.")
-    values["writes"] = table("Traces: writes", WRITES, records.writes(traces[: options.writes]))
+    tables: list[Table] = []
+
+    def add(key: str, title: str, headings: dict[str, str], rows: list[dict[str, Any]], text: str = "") -> None:
+        say(f"measured: {title}")
+        tables.append(Table(title=f"Traces: {title}", headings=headings, rows=rows, text=text))
+        values[key] = rows
+
+    text = f"{len(traces)} traces of {shape}; file: all included."
+    add("bytes", "size", BYTES, records.sizes(traces, lessons), text)
+    text = f"The fastest of many calls; {shape}."
+    add("microseconds", "time", TIMES, records.times(traces, lessons, options.seconds), text)
+    add("start", "start", STARTS, records.start(), "The least of ten runs, for each column.")
+    add("writes", "writes", WRITES, records.writes(traces[: options.writes]))
     if options.requests:
         import dlm
 
         rows = overhead.measure(dlm.load(options.model), options.requests, options.gen_length, say)
-        values["overhead"] = table("Traces: recording", OVERHEAD, rows, overhead.TEXT)
+        add("overhead", "recording", OVERHEAD, rows, overhead.TEXT)
     if options.peer_path is not None:
         rows = difftrace.measure(options.peer_path, options.seconds, traces)
-        values["difftrace"] = table("Traces: DiffTrace", PEER, rows, difftrace.TEXT)
+        add("difftrace", "DiffTrace", PEER, rows, difftrace.TEXT)
     return values, tables
 
 
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
+    words = parser(__doc__)
+    add = words.add_argument
     add("--states", type=int, metavar="N", help="record and replay N traces, and measure nothing")
     add("--traces", type=int, default=10_000, metavar="N", help="traces stored for the sizes (10,000)")
     add("--writes", type=int, default=2_000, metavar="N", help="traces written for each rate (2,000)")
@@ -104,13 +95,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, default=1.0, help="time to spend on each call that is timed, at least (1)")
     add("--peer-path", type=Path, metavar="FOLDER", help="a checkout of DiffTrace: its code does the same beside ours")
     add("--output", type=Path, default=RESULTS / "trace.json", metavar="FILE", help="JSON of all of it")
-    return parser.parse_args(argv)
-
-
-def _where(options: argparse.Namespace) -> dict[str, Any]:
-    from dlm.evaluation.card import machine
-
-    return {"machine": machine(), "options": {name: str(value) for name, value in vars(options).items()}}
+    return words.parse_args(argv)
 
 
 if __name__ == "__main__":

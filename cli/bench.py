@@ -22,30 +22,15 @@ SUMMARY = (
 )
 
 FLAGS = (
-    Flag(
-        name="--dataset",
-        metavar="FILE",
-        sets="infer.dataset",
-        help="infer: JSONL of question, answer, choices, source.",
-    ),
-    Flag(name="--num-samples", metavar="N", sets="infer.num_samples", help="infer: questions at most."),
-    Flag(
-        name="--source",
-        metavar="NAME",
-        sets="infer.source",
-        help="infer: questions of this source only (gsm8k, math500, mmlu, …).",
-    ),
-    Flag(name="--skip-sample", metavar="N", sets="infer.skip_sample", help="infer: leave out the first N questions."),
-    Flag(
-        name="--max-tokens",
-        metavar="N",
-        sets="infer.max_tokens",
-        help="infer: tokens to generate for each question, at most.",
-    ),
-    Flag(name="--block-length", metavar="N", sets="infer.block_length", help="infer: tokens denoised together."),
-    Flag(name="--denoising-steps", metavar="N", sets="infer.denoising_steps", help="infer: steps a block."),
-    Flag(name="--skip-vanilla", sets="infer.skip_vanilla", help="infer: leave out plain decoding."),
-    Flag(name="--output", metavar="FILE", sets="output.file", help="Where the JSON goes (bench.json)."),
+    Flag("--dataset", "FILE", "infer: JSONL of question, answer, choices, source.", sets="infer.dataset"),
+    Flag("--num-samples", "N", "infer: questions at most.", sets="infer.num_samples"),
+    Flag("--source", "NAME", "infer: questions of this source only (gsm8k, math500, mmlu, …).", sets="infer.source"),
+    Flag("--skip-sample", "N", "infer: leave out the first N questions.", sets="infer.skip_sample"),
+    Flag("--max-tokens", "N", "infer: tokens to generate for each question, at most.", sets="infer.max_tokens"),
+    Flag("--block-length", "N", "infer: tokens denoised together.", sets="infer.block_length"),
+    Flag("--denoising-steps", "N", "infer: steps a block.", sets="infer.denoising_steps"),
+    Flag("--skip-vanilla", help="infer: leave out plain decoding.", sets="infer.skip_vanilla"),
+    Flag("--output", "FILE", "Where the JSON goes (bench.json).", sets="output.file"),
 )
 
 

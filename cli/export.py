@@ -16,25 +16,25 @@ COMMAND = Command(
     name="dlm-export",
     summary="Write a model as a folder that transformers reads. Causal models of family llama, qwen2 or qwen3 need no "
     "code; a folder of family dlm holds its own, for AutoModel.from_pretrained(OUT, trust_remote_code=True).",
-    words=(Word(name="FOLDER", required=False, help="The model: a folder, a bundled name or a hub id."),),
+    words=(Word("FOLDER", "The model: a folder, a bundled name or a hub id.", required=False),),
     flags=(
-        Flag(name="--to", metavar="OUT", help="The folder to write; an earlier checkpoint there is replaced."),
+        Flag("--to", "OUT", "The folder to write; an earlier checkpoint there is replaced."),
         Flag(
-            name="--family",
-            metavar="NAME",
-            kind=one_of(FAMILIES),
-            help="The layout to write (default: the model's own, or dlm where that cannot express it): "
+            "--family",
+            "NAME",
+            "The layout to write (default: the model's own, or dlm where that cannot express it): "
             f"{', '.join(FAMILIES)}.",
+            kind=one_of(FAMILIES),
         ),
         Flag(
-            name="--dtype",
-            metavar="NAME",
+            "--dtype",
+            "NAME",
+            f"The dtype of the weights (default: as stored): {', '.join(DTYPES)}.",
             kind=one_of(DTYPES),
-            help=f"The dtype of the weights (default: as stored): {', '.join(DTYPES)}.",
         ),
-        Flag(name="--max-shard-size", metavar="GB", kind=float, help="Size of a weights file at most (5)."),
-        Flag(name="--adapter", metavar="FOLDER", help="An adapter that training left, to be merged into the weights."),
-        Flag(name="--overwrite", help="Write into a folder that holds other files and no checkpoint."),
+        Flag("--max-shard-size", "GB", "Size of a weights file at most (5).", kind=float),
+        Flag("--adapter", "FOLDER", "An adapter that training left, to be merged into the weights."),
+        Flag("--overwrite", help="Write into a folder that holds other files and no checkpoint."),
     ),
 )
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Flag:
     """A plain option. With a `metavar` it takes a value; with `sets` it is short for an override."""
 
     name: str
-    help: str
     metavar: str = ""
+    help: str = ""
     sets: str = ""  # dotted key that gets the value, or becomes true
     repeatable: bool = False
     required: bool = False
@@ -19,7 +19,7 @@ class Flag:
     kind: Callable[[str], Any] = str  # makes the value of its text, or raises ValueError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Word:
     """A word without dashes that a command takes: `dlm-replay ID`."""
 
@@ -32,10 +32,10 @@ class Word:
 def model_flag(key: str, meaning: str = "The model") -> Flag:
     """`--model NAME`, short for the key by which this command names its model."""
     return Flag(
-        name="--model",
-        metavar="NAME",
+        "--model",
+        "NAME",
+        f"{meaning}: a bundled model (pico, sudoku), a folder, or a hub id. Short for --{key}.",
         sets=key,
-        help=f"{meaning}: a bundled model (pico, sudoku), a folder, or a hub id. Short for --{key}.",
     )
 
 
@@ -59,14 +59,14 @@ def one_of(names: Collection[str]) -> Callable[[str], str]:
 
 
 CONFIG_FLAGS = (
-    Flag(name="--config", metavar="FILE", repeatable=True, help="TOML file or shipped config name; later ones win."),
-    Flag(name="--print-config", help="Print the merged config as TOML that reproduces the run, and stop."),
+    Flag("--config", "FILE", "TOML file or shipped config name; later ones win.", repeatable=True),
+    Flag("--print-config", help="Print the merged config as TOML that reproduces the run, and stop."),
 )
 COMMON_FLAGS = (
-    Flag(name="--version", help="Print the version, and stop."),
-    Flag(name="--help", help="Print this page, and stop."),
+    Flag("--version", help="Print the version, and stop."),
+    Flag("--help", help="Print this page, and stop."),
 )
 STORE_FLAGS = (
-    Flag(name="--store", metavar="FILE", help="The trace store (default: DLM_TRACES, else runs/traces.db)."),
-    Flag(name="--json", help="Print JSON."),
+    Flag("--store", "FILE", "The trace store (default: DLM_TRACES, else runs/traces.db)."),
+    Flag("--json", help="Print JSON."),
 )

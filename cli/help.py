@@ -25,14 +25,12 @@ def print_page(command: Command) -> None:
 
 
 def print_overview(name: str, summary: str, subcommands: Mapping[str, str]) -> None:
-    """Write what a command of subcommands is for, and what each of them does."""
     print(f"{summary}\n\nUsage: {name} SUBCOMMAND [OPTION]… (each has a --help of its own)\n")
     for known, does in subcommands.items():
         print(f"  {known}: {does}")
 
 
 def page(command: Command, width: int, color: bool) -> Iterator[str]:
-    """The lines of the page."""
     yield from textwrap.wrap(command.summary, width)
     keys = "" if command.config is None else " [--section.key VALUE]…"
     yield f"\nUsage: {command.name}{''.join(map(_usage, command.words))} [OPTION]…{keys}\n"

@@ -16,32 +16,25 @@ COMMAND = Command(
     config=InferConfig,
     flags=(
         model_flag("model.name"),
+        Flag("--prompt", "TEXT", "A prompt; its [MASK:n] holes are filled, else it is continued.", repeatable=True),
+        Flag("--prompt-file", "FILE", "A prompt from a file; - is standard input.", repeatable=True),
         Flag(
-            name="--prompt",
-            metavar="TEXT",
-            repeatable=True,
-            help="A prompt; its [MASK:n] holes are filled, else it is continued.",
+            "--input",
+            "FILE",
+            'JSON lines: "text" or {"prompt": …, "request_id": …, "sampler": {…}}; - is standard input.',
         ),
-        Flag(name="--prompt-file", metavar="FILE", repeatable=True, help="A prompt from a file; - is standard input."),
+        Flag("--output", "FILE", "Write one JSON object a result there."),
         Flag(
-            name="--input",
-            metavar="FILE",
-            help='JSON lines: "text" or {"prompt": …, "request_id": …, "sampler": {…}}; - is standard input.',
+            "--json", help="Print one JSON object a result: prompt, text, tokens, nfe, tpf, …", sets="output.json_lines"
         ),
-        Flag(name="--output", metavar="FILE", help="Write one JSON object a result there."),
+        Flag("--trace", help="Record every step: dlm-replay ID shows them again.", sets="trace.enabled"),
         Flag(
-            name="--json",
-            sets="output.json_lines",
-            help="Print one JSON object a result: prompt, text, tokens, nfe, tpf, …",
-        ),
-        Flag(name="--trace", sets="trace.enabled", help="Record every step: dlm-replay ID shows them again."),
-        Flag(
-            name="--allow-long",
-            sets="sampler.allow_long",
+            "--allow-long",
             help="Let prompt and generation be longer than the context the model was made for.",
+            sets="sampler.allow_long",
         ),
-        Flag(name="--chat", help="Talk with the model, turn by turn, through its chat template."),
-        Flag(name="--quiet", sets="output.quiet", help="Print the text alone."),
+        Flag("--chat", help="Talk with the model, turn by turn, through its chat template."),
+        Flag("--quiet", help="Print the text alone.", sets="output.quiet"),
     ),
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,7 @@ HEAT = ("bold black on bright_yellow", "bold bright_yellow", "bright_green", "gr
 class Canvas:
     """One request as it fills, the first of its batch: its tokens, and the step at which each was committed."""
 
-    def __init__(self, mask_id: int) -> None:
+    def __init__(self, mask_id: int | None) -> None:
         self.mask_id = mask_id
         self.tokens = np.zeros(0, np.int64)
         self.when = np.zeros(0, np.int64)
@@ -57,7 +56,6 @@ class Canvas:
 
     @property
     def share(self) -> float:
-        """Filled share of what was to fill."""
         return self.filled / max(1, self.filled + int(self.masked.sum()))
 
     def style(self, position: int) -> str:
@@ -74,7 +72,7 @@ class View:
     def __init__(
         self,
         title: str,
-        mask_id: int,
+        mask_id: int | None,
         draw: Callable[[Canvas], RenderableType],
         console: Console,
         delay: float,
@@ -93,11 +91,9 @@ class View:
         self.started = time.perf_counter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self.live:
-            if kind is not None and issubclass(kind, KeyboardInterrupt):
+            if kind is KeyboardInterrupt:
                 self.live.transient = False  # the last picture stays
             self.live.stop()
 
@@ -160,13 +156,10 @@ def draw_sudoku(decode: Callable[[Sequence[int]], str]) -> Callable[[Canvas], Re
                 text.append(("┌───────┬───────┬───────┐\n", "├───────┼───────┼───────┤\n")[row > 0], "dim")
             if column % 3 == 0:
                 text.append("│ ", "dim")
-            given = int(canvas.when[position]) == GIVEN
-            cell = (
-                ("·", "dim")
-                if token == canvas.mask_id
-                else (decode([token]), "bold" if given else canvas.style(position))
-            )
-            text.append(*cell).append(" ")
+            if token == canvas.mask_id:
+                text.append("· ", "dim")
+            else:
+                text.append(decode([token]), canvas.style(position) or "bold").append(" ")
             if column == 8:
                 text.append("│\n", "dim")
         return text.append("└───────┴───────┴───────┘", "dim")
@@ -177,27 +170,22 @@ def draw_sudoku(decode: Callable[[Sequence[int]], str]) -> Callable[[Canvas], Re
 def animate(trace: Trace, delay: float) -> None:
     """Show a stored trace step by step, each for `delay` seconds."""
     console = console_for(sys.stdout)
-    given = (trace.first_step == -1).tolist()
-    since = [-1] * trace.length  # the state in which each position became what it is
+    decode = (lambda ids: "".join(f"{token} " for token in ids)) if trace.pieces is None else trace.pieces.text
+    draw, canvas = draw_text(decode, room=console.height - 4), Canvas(trace.mask_id)
+    canvas.when = np.full(trace.length, GIVEN)
 
-    def frame(k: int) -> Text:
-        text = Text.assemble((f"{trace.request_id[:60]} ", "bold"), (f"step {k} of {trace.num_steps}\n\n", "dim"))
-        for position, token in enumerate(trace.state(k)[: trace.length_at(k)].tolist()):
-            if token == trace.mask_id:
-                text.append(MASK, "dim")
-            else:
-                heat = HEAT[min(k - since[position], len(HEAT) - 1)]
-                piece = f"{token} " if trace.pieces is None else trace.pieces.text([token])
-                text.append(piece, "" if given[position] else heat)
-        return Text("\n").join(text.split("\n", allow_blank=True)[-(console.height - 2) :])
+    def frame(k: int) -> Group:
+        canvas.step, canvas.tokens = k, trace.state(k)[: trace.length_at(k)]
+        step = f"step {k} of {trace.num_steps}"
+        return Group(Text.assemble((f"{trace.request_id[:60]} ", "bold"), (step, "dim")), Text(), draw(canvas))
 
-    changes: dict[int, list[int]] = {}
+    changed: dict[int, list[int]] = {}
     for event in trace.events():
-        changes.setdefault(event.step + 1, []).append(event.position)
+        changed.setdefault(event.step + 1, []).append(event.position)
     with Live(frame(0), console=console, auto_refresh=False) as live:
         for k in range(1, trace.num_steps + 1):
-            for position in changes.get(k, ()):
-                since[position] = k
+            for position in changed.get(k, ()):
+                canvas.when[position] = k
             if console.is_terminal:
                 time.sleep(delay)
             live.update(frame(k), refresh=console.is_terminal or k == trace.num_steps)

@@ -117,7 +117,6 @@ class Command:
         options.words.append(word)
 
     def _take(self, flag: Flag, text: str | None, words: deque[str], options: Options) -> None:
-        """Note one plain option, with its value if it takes one."""
         if flag.metavar:
             if text is None and flag.alone is not None and (not words or words[0].startswith("--")):
                 text = flag.alone
@@ -212,13 +211,11 @@ def _print_version() -> None:
 
 
 def _until_option(words: deque[str]) -> Iterator[str]:
-    """The words before the next option."""
     while words and not words[0].startswith("--"):
         yield words.popleft()
 
 
 def _next(name: str, words: deque[str]) -> str:
-    """The value that follows an option."""
     if not words or words[0].startswith("--"):
         raise UserError(f"{COMMAND_LINE}: {name} needs a value (one that starts with -- is written {name}=…)")
     return words.popleft()

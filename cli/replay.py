@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def _delay(text: str) -> float:
-    """Seconds that a step is shown."""
     try:
         delay = float(text)
     except ValueError:
@@ -32,37 +31,19 @@ COMMAND = Command(
     summary="Show a recorded request again: its text, every step of it, or a page. Needs no model, but for --verify and "
     "--fork-at. --fork-at takes any setting of [sampler] as --sampler.temperature 0.7 and the like.",
     unchecked="--sampler.",
-    words=(Word(name="REQUEST_ID", required=False, help="The trace to show; dlm-trace ls lists them."),),
+    words=(Word("REQUEST_ID", "The trace to show; dlm-trace ls lists them.", required=False),),
     flags=(
         *STORE_FLAGS,
-        Flag(
-            name="--steps",
-            metavar="A:B",
-            alone="all",
-            help="Print the canvas after every step, or after steps A to B.",
-        ),
-        Flag(name="--animate", help="Show the steps live in the terminal."),
-        Flag(name="--delay", metavar="SECONDS", kind=_delay, help="With --animate: time a step is shown (0.08)."),
-        Flag(
-            name="--html",
-            metavar="FILE",
-            help="Write a page of it (with --fork-at: of the child): one file that needs nothing else.",
-        ),
-        Flag(name="--verify", help="Run the model again, and compare every step."),
-        Flag(
-            name="--fork-at",
-            metavar="K",
-            kind=int,
-            help="Run on from step K with other settings; stores the child.",
-        ),
-        Flag(name="--as", metavar="ID", help="With --fork-at: the child's id."),
-        Flag(name="--overwrite", help="With --as: replace a trace of that id."),
-        Flag(
-            name="--model",
-            metavar="MODEL",
-            help="With --verify and --fork-at: the model, where it is not where it was.",
-        ),
-        Flag(name="--device", metavar="DEVICE", help="With --verify and --fork-at: where to run (auto)."),
+        Flag("--steps", "A:B", "Print the canvas after every step, or after steps A to B.", alone="all"),
+        Flag("--animate", help="Show the steps live in the terminal."),
+        Flag("--delay", "SECONDS", "With --animate: time a step is shown (0.08).", kind=_delay),
+        Flag("--html", "FILE", "Write a page of it (with --fork-at: of the child): one file that needs nothing else."),
+        Flag("--verify", help="Run the model again, and compare every step."),
+        Flag("--fork-at", "K", "Run on from step K with other settings; stores the child.", kind=int),
+        Flag("--as", "ID", "With --fork-at: the child's id."),
+        Flag("--overwrite", help="With --as: replace a trace of that id."),
+        Flag("--model", "MODEL", "With --verify and --fork-at: the model, where it is not where it was."),
+        Flag("--device", "DEVICE", "With --verify and --fork-at: where to run (auto)."),
     ),
 )
 
@@ -160,7 +141,6 @@ def _verify(path: Path, trace: "Trace", options: Options) -> int:
 
 
 def _fork(path: Path, trace: "Trace", options: Options) -> int:
-    """Run on from a step with other settings, and store the child."""
     step, name, overwrite = options.value("--fork-at"), options.value("--as"), "--overwrite" in options.given
     if not 0 <= step <= trace.num_steps:
         raise UserError(f"--fork-at {step}: the trace has steps 0 to {trace.num_steps}")

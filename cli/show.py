@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 def lm_of(section: ModelSection) -> "LM":
-    """The model of a section, loaded once."""
     return _load(**section.model_dump())
 
 
@@ -100,7 +99,6 @@ class Printer:
             self.sink.truncate(0)
 
     def _write(self, line: str) -> None:
-        """One more line of --output."""
         assert self.sink is not None
         try:
             if not self.written:
@@ -134,7 +132,7 @@ class Printer:
             draw_sudoku(_plain(lm)) if job.sudoku is not None else draw_text(_plain(lm), room=self.console.height - 4)
         )
         delay, snapshots = self.output.delay, self.output.snapshots
-        with View(job.title or "denoising", _mask_id(lm), draw, self.console, delay, snapshots) as view:
+        with View(job.title or "denoising", lm.mask_id, draw, self.console, delay, snapshots) as view:
             yield view
         self.seconds = view.seconds
 
@@ -223,18 +221,13 @@ def has_text(result: "Generation") -> bool:
     return result.holes is not None
 
 
-def _mask_id(lm: "LM") -> int:
-    """What a canvas shows as a mask; nothing does for a causal model, which has none."""
-    return -1 if lm.mask_id is None else lm.mask_id
-
-
 def _solution(lm: "LM", puzzle: str, answer: str) -> tuple[Any, Text]:
     """The finished grid, and whether it is a solution."""
     from dlm.sudoku.solver import check_solution
     from dlm.sudoku.text import parse_puzzle
 
     given = parse_puzzle(puzzle)
-    canvas = Canvas(_mask_id(lm))
+    canvas = Canvas(lm.mask_id)
     canvas.tokens = np.asarray(lm.encode(answer))
     canvas.when = np.where(given > 0, -1, 0)
     canvas.step = 99  # all of it long settled

@@ -173,26 +173,22 @@ def _row(name: str, does: str, work: Work, *takes: Flag | Word, create: bool = F
     return {name: (command, partial(_on_store, work=work, create=create))}
 
 
-def _option(name: str, metavar: str, does: str, kind: Callable[[str], Any] = str, required: bool = False) -> Flag:
-    return Flag(name=name, metavar=metavar, help=does, kind=kind, required=required)
-
-
-ID, A, B = (Word(name=name, help="Request id.") for name in ("ID", "A", "B"))
-IDS = Word(name="ID", required=False, repeatable=True, help="Request ids.")
-TO = Word(name="URL", help="Folder, or any fsspec URL: s3://bucket/traces.")
-FROM = Word(name="URL", help="File, folder, or any fsspec URL.")
-MODEL = _option("--model", "MODEL", "Only of this model.")
-SINCE = _option("--since", "TIME", "Only stored since: an ISO date, or an age such as 7d.")
-NEWEST = _option("-n", "N", "The newest N only.", count)
-HTML = _option("--html", "FILE", "Write a page that shows both.")
-ROWS = _option("--rows", "N", "Traces a file holds at most.", count)
-MASK = _option("--mask-id", "ID", "Id of the mask, for JSON lines that do not say.", count)
-OVERWRITE = Flag(name="--overwrite", help="Replace traces of the same id.")
-KEEP = _option("--keep", "N|AGE", "The newest N traces, or those younger than, say, 30d.", _kept, required=True)
-ALL = Flag(name="--all", help="Of every trace.")
-HASH = Flag(name="--hash", help="Leave a hash, by which equal prompts are known.")
-SIZE = _option("--size", "BYTES", "Size of the dictionary.", count)
-RECOMPRESS = Flag(name="--recompress", help="Rewrite what is stored with it, too.")
+ID, A, B = (Word(name, "Request id.") for name in ("ID", "A", "B"))
+IDS = Word("ID", "Request ids.", required=False, repeatable=True)
+TO = Word("URL", "Folder, or any fsspec URL: s3://bucket/traces.")
+FROM = Word("URL", "File, folder, or any fsspec URL.")
+MODEL = Flag("--model", "MODEL", "Only of this model.")
+SINCE = Flag("--since", "TIME", "Only stored since: an ISO date, or an age such as 7d.")
+NEWEST = Flag("-n", "N", "The newest N only.", kind=count)
+HTML = Flag("--html", "FILE", "Write a page that shows both.")
+ROWS = Flag("--rows", "N", "Traces a file holds at most.", kind=count)
+MASK = Flag("--mask-id", "ID", "Id of the mask, for JSON lines that do not say.", kind=count)
+OVERWRITE = Flag("--overwrite", help="Replace traces of the same id.")
+KEEP = Flag("--keep", "N|AGE", "The newest N traces, or those younger than, say, 30d.", kind=_kept, required=True)
+ALL = Flag("--all", help="Of every trace.")
+HASH = Flag("--hash", help="Leave a hash, by which equal prompts are known.")
+SIZE = Flag("--size", "BYTES", "Size of the dictionary.", kind=count)
+RECOMPRESS = Flag("--recompress", help="Rewrite what is stored with it, too.")
 
 SUBCOMMANDS: Subcommands = {
     **_row("ls", "List traces, newest first.", _ls, MODEL, SINCE, NEWEST),

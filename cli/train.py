@@ -18,15 +18,11 @@ COMMAND = Command(
     config=TrainConfig,
     flags=(
         model_flag("train.init_from", "Start from this model's weights"),
+        Flag("--prepare", "FOLDER", "Only write the data as tokenised Parquet shards into FOLDER, and stop."),
         Flag(
-            name="--prepare",
-            metavar="FOLDER",
-            help="Only write the data as tokenised Parquet shards into FOLDER, and stop.",
-        ),
-        Flag(
-            name="--launch",
-            metavar="HOW",
-            help="Train on all GPUs of this machine: ddp, fsdp2, deepspeed-zero2, deepspeed-zero3, or a file of accelerate's.",
+            "--launch",
+            "HOW",
+            "Train on all GPUs of this machine: ddp, fsdp2, deepspeed-zero2, deepspeed-zero3, or a file of accelerate's.",
         ),
     ),
 )

@@ -24,14 +24,8 @@ Config = TypeVar("Config", bound=BaseModel)
 SHIPPED = Path(import_module("dlm.configs").__path__[0])
 # Every other kind of complaint is about a value of the right type, and pydantic's own words for it are good.
 TYPE_COMPLAINTS = (
-    "_type",
-    "_parsing",
-    "literal_error",
-    "int_from_float",
-    "enum",
-    "none_required",
-    "is_instance_of",
-    "missing",
+    *("_type", "_parsing", "literal_error", "int_from_float"),
+    *("enum", "none_required", "is_instance_of", "missing"),
 )
 
 

@@ -1,7 +1,7 @@
 """What a config class asks for: its leaves, their types in words, and text made into values of them. Knows no file."""
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -121,7 +121,6 @@ def sections(annotation: Any) -> list[type[BaseModel]]:
 
 
 def is_list(annotation: Any) -> bool:
-    """Whether this type is written as a list."""
     return any((get_origin(member) or member) in (list, tuple) for member in members(annotation))
 
 
@@ -191,7 +190,6 @@ def holds_strings(annotation: Any) -> bool:
 
 
 def _is_text(annotation: Any) -> bool:
-    """Whether every value of this type is a string."""
     return all(
         member is str or (get_origin(member) is Literal and all(isinstance(v, str) for v in get_args(member)))
         for member in members(annotation)
@@ -209,7 +207,14 @@ def _prepare_field(cls: type[BaseModel], name: str, value: Any) -> Any:
     return prepare(value, info.annotation)
 
 
+def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The values of a table of tables under dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return found
+
+
 def _items(annotation: Any) -> Any:
-    """The type of a list's entries or of a table's values."""
     inner = [part for part in get_args(annotation) if part is not ...]
     return inner[-1] if inner else Any

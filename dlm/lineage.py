@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
+from dlm.trace.reader import TraceReader
 from dlm.trace.trace import Trace
 
 KEY = "lineage"
 """In `Trace.own`: one entry a stretch before the fork, {"steps": its end, "was": settings that differ, or null}."""
 
 
-class Parents(Protocol):
-    """Where the traces that were forked may be found by id: a `dlm.TraceStore`, or a dict."""
-
-    def __contains__(self, request_id: object, /) -> bool: ...
-    def __getitem__(self, request_id: str, /) -> Trace: ...
+Parents = TraceReader | Mapping[str, Trace]
+"""Where the traces that were forked may be found by id: a `dlm.TraceStore`, or a dict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +34,8 @@ def settings_of(trace: Trace) -> dict[str, Any]:
     """The sampler's settings that a trace was recorded with, its seed among them."""
     sampler = trace.context.get("sampler")
     if not isinstance(sampler, dict) or trace.context.get("kind") not in ("generate", "infill"):
-        raise UserError(
-            f"trace {trace.request_id[:60]!r} does not say how it was sampled: only what the engine recorded can be run again"
-        )
+        name = f"trace {trace.request_id[:60]!r}"
+        raise UserError(f"{name} does not say how it was sampled: only what the engine recorded can be run again")
     known = {key: value for key, value in sampler.items() if key in SamplerConfig.model_fields}
     return {**known, "seed": trace.own.get("seed", 0)}
 

@@ -151,9 +151,8 @@ def fork(lm: LM, trace: Trace, step: int, request_id: str | None = None, **setti
     structure (gen_length, block_length) and the kind of strategy stay. Raises UserError for settings that do not fit.
     """
     if not isinstance(step, int) or not 0 <= step <= trace.num_steps:
-        raise UserError(
-            f"fork(): step = {step!r:.40}: trace {trace.request_id[:60]!r} has steps 0 to {trace.num_steps}"
-        )
+        where = f"trace {trace.request_id[:60]!r} has steps 0 to {trace.num_steps}"
+        raise UserError(f"fork(): step = {step!r:.40}: {where}")
     fixed = [name for name in ("gen_length", "block_length", "max_gen_length") if name in settings]
     if fixed:
         raise UserError(f"fork(): {fixed[0]} cannot change in the middle of a request")

@@ -95,14 +95,10 @@ def rerun(
 
 
 def _decoding(lm: LM, trace: Trace, name: str, changes: dict[str, Any]) -> Decoding:
-    """The request as it was made."""
     # Traces older than the setting `allow_long` may be long.
     settings, kind = {"allow_long": True, **settings_of(trace), **changes}, trace.context["kind"]
     start = trace.state(0)
-    given = trace.first_step == GIVEN
-    prompt = (
-        start.tolist() if kind == "infill" else start[: int(np.argmin(given)) if not given.all() else None].tolist()
-    )
+    prompt = (start if kind == "infill" else start[: trace.prompt_length]).tolist()
     if any(token < 0 for token in prompt):
         raise UserError(f"trace {trace.request_id[:60]!r} was stored without its prompt: it cannot be run again")
     make, where = infillings if kind == "infill" else continuations, f"trace {trace.request_id[:60]!r}"
@@ -121,6 +117,5 @@ def _engine(trace: Trace, decoding: Decoding) -> EngineConfig:
 
 
 def _kept(trace: Trace) -> list[str]:
-    """The optional columns that the trace has."""
     columns = {"confidence": trace.confidence, "topk": trace.topk_tokens, "digests": trace.digests or None}
     return [name for name, column in columns.items() if column is not None]

@@ -4,26 +4,23 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from dlm.cli import export, infer, serve, show, tokenizer, trace, train
 from dlm.trace.connection import APPLICATION, TABLES
+from tests.hostile.checkpoints import CHECKPOINTS, indexed, raw
+from tests.hostile.checkpoints import config as changed
 
-COMMANDS = {
-    "dlm-infer": infer.main,
-    "dlm-train": train.main,
-    "dlm-tokenizer": tokenizer.main,
-    "dlm-export": export.main,
-    "dlm-trace": trace.main,
-    "dlm-serve": serve.main,
-}
+COMMANDS = {"dlm-infer": infer.main, "dlm-train": train.main, "dlm-tokenizer": tokenizer.main}
+COMMANDS |= {"dlm-export": export.main, "dlm-trace": trace.main, "dlm-serve": serve.main}
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 
 
@@ -35,28 +32,17 @@ class Case:
     what: str
     argv: str  # {…} as the shell would quote it
     says: tuple[str, ...]
-    files: tuple[tuple[str, str | bytes], ...] = ()
+    files: dict[str, str | bytes] = field(default_factory=dict)
     stdin: str | None = None
     edit: Callable[[Path], None] | None = None  # spoils a good checkpoint, ./model
 
 
 def case(room: str, what: str, argv: str, *says: str, **more) -> Case:
-    files = tuple(more.pop("files", {}).items())
-    return Case(room=room, what=what, argv=argv, says=says, files=files, **more)
+    return Case(room=room, what=what, argv=argv, says=says, **more)
 
 
 def config(text: str) -> dict[str, str]:
     return {"my.toml": text}
-
-
-def edited(**changes: object) -> Callable[[Path], None]:
-    """A config.json with some keys changed, or removed by None."""
-
-    def edit(folder: Path) -> None:
-        settings = {**json.loads((folder / "config.json").read_text()), **changes}
-        (folder / "config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
-
-    return edit
 
 
 def cut(name: str, size: int) -> Callable[[Path], None]:
@@ -81,25 +67,6 @@ def database(*statements: str) -> bytes:
 
 
 STORE = database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user_version = 1")
-
-
-def written(name: str, content: str) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        (folder / name).write_text(content)
-
-    return edit
-
-
-def elsewhere(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder.parent / "x.safetensors")
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}')
-
-
-def code(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    (folder / "vocab.json").write_text('{"a": 0}')
-    (folder / "evil.py").write_text("raise SystemExit('code of a folder was run')")
-    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Tok", null]}}')
 
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -144,11 +111,11 @@ CASES = [
     case("checkpoint", "a file for a folder", "dlm-infer --model.name ./my.toml --prompt x", "is a file; give the checkpoint's folder", files=config("")),
     case("checkpoint", "a folder without config.json", LOAD, "config.json", edit=without("config.json")),
     case("checkpoint", "a config.json that is not JSON", LOAD, "config.json cannot be read as json", edit=cut("config.json", 20)),
-    case("checkpoint", "an unknown family", LOAD, "model_type", "bert", "llada", edit=edited(model_type="bert")),
+    case("checkpoint", "an unknown family", LOAD, "model_type", "bert", "llada", edit=changed(model_type="bert")),
     case("checkpoint", "no weights", LOAD, "has no model.safetensors", edit=without("model.safetensors")),
-    case("checkpoint", "cut-off weights", LOAD, "model.safetensors", edit=cut("model.safetensors", 1000)),
-    case("checkpoint", "weights of another shape", LOAD, "shape", edit=edited(intermediate_size=24)),
-    case("checkpoint", "missing layers", LOAD, "lacks", "tensors", edit=edited(num_hidden_layers=3)),
+    case("checkpoint", "cut-off weights", LOAD, "model.safetensors is not a whole safetensors file", edit=cut("model.safetensors", 1000)),
+    case("checkpoint", "weights of another shape", LOAD, "shape", edit=changed(intermediate_size=24)),
+    case("checkpoint", "missing layers", LOAD, "lacks", "tensors", edit=changed(num_hidden_layers=3)),
     case("checkpoint", "a tokenizer that is none", LOAD, "tokenizer.json", edit=cut("tokenizer.json", 30)),
     case("checkpoint", "a device that is not there", LOAD + " --model.device cuda:77", "cuda:77", "use auto, cpu, cuda or mps"),
     case("prompt", "none at all", "dlm-infer", "nothing to do: give --prompt"),
@@ -161,14 +128,12 @@ CASES = [
     case("prompt", "a hole of unknown length", "dlm-infer --model.name ./model --prompt 'a [MASK:x]'", "[MASK:x]"),
     case("prompt", "a Sudoku of 80 cells", MY, "job 0: sudoku has 80 cells", files=config(f'[model]\nname = "./model"\n[[job]]\nsudoku = "{PUZZLE[1:]}"')),
     case("prompt", "a Sudoku that breaks its rules", MY, "5 twice", files=config(f'[model]\nname = "./model"\n[[job]]\nsudoku = "55{PUZZLE[2:]}"')),
-    # features
     case("prompt", "a range that falls", "dlm-infer --model.name ./model --prompt 'a [MASK:16-4]'", "[MASK:16-4]", "as in [MASK:4-16]"),
     case("prompt", "a range from nothing", "dlm-infer --model.name ./model --prompt 'a [MASK:0-3]'", "[MASK:0-3]", "from 1 to"),
     case("prompt", "a range beyond all bounds", "dlm-infer --model.name ./model --prompt 'a [MASK:1-100000]'", "[MASK:1-100000]", "from 1 to 65536"),
     case("prompt", "a range without its end", "dlm-infer --model.name ./model --prompt 'a [MASK:4-]'", "[MASK:4-]"),
     case("prompt", "an empty stop string", """dlm-infer --model.name ./model --prompt a --sampler.stop '""'""", 'sampler.stop = ""', "an empty string"),
     case("prompt", "a stop string of a job that is a number", "dlm-infer --input in.jsonl", "in.jsonl line 1: sampler.stop", "expected a string or a list", files={"in.jsonl": '{"prompt": "x", "sampler": {"stop": [3]}}\n'}),
-    # exporting
     case("export", "no target", "dlm-export ./model", "which model, and where to? dlm-export FOLDER --to OUT"),
     case("export", "an unknown family", "dlm-export ./model --to out --family gpt", "--family: invalid choice: 'gpt'", "llada"),
     case("export", "a family that cannot express the network", "dlm-export ./model --to out --family llama", "family = 'llama' cannot say shifted_logits = False", "leave family out"),
@@ -181,7 +146,6 @@ CASES = [
     case("export", "to a device", "dlm-export ./model --to /dev/full", "/dev/full is a file: give a folder"),
     case("export", "a folder without a model", "dlm-export . --to out", "has no config.json, so it is not a checkpoint"),
     case("export", "shards of no size", "dlm-export ./model --to out --max-shard-size 0", "--max-shard-size 0: a number of gigabytes above 0"),
-    # errors
     case("prompt", "a prompt beyond the context", f"{LOAD} --prompt-file long.txt --sampler.gen_length 8".replace(" --prompt x", ""), "long.txt: has 3001 tokens", "gen_length = 8", "3009 positions", "made for 2048 positions", "--allow-long", files={"long.txt": "abc" * 1000 + "d"}),
     case("prompt", "a generation beyond the context", f"{LOAD} --sampler.gen_length 4096", "--prompt: has 1 tokens; with gen_length = 4096 that is 4097 positions", "made for 2048"),
     case("prompt", "a hole beyond the context", "dlm-infer --model.name ./model --prompt 'a [MASK:9999]'", "--prompt: has", "made for 2048 positions"),
@@ -222,7 +186,6 @@ CASES = [
     case("data", "shards in a folder that cannot be written to", "dlm-train --data.source text --data.paths a.txt --prepare a.txt/out", "--prepare a.txt/out: cannot be written to (Not a directory): choose another folder", files={"a.txt": ""}),
     case("checkpoint", "a text for a model without a tokenizer", "dlm-infer --model ./model/. --prompt x", "model './model/.' has no tokenizer: put a tokenizer.json into its folder, or give token ids", edit=without("tokenizer.json")),
     case("checkpoint", "training from a model without a tokenizer", "dlm-train --model ./model --data.source text --data.paths a.txt --train.out run", "train.init_from = './model' has no tokenizer.json, and text needs one", edit=without("tokenizer.json"), files={"a.txt": "some words"}),
-    # traces
     case("trace", "no store", "dlm-trace ls --store t.db", "t.db: there is no trace store here"),
     case("trace", "a text for a store", "dlm-trace ls --store t.db", "t.db: file is not a database", files={"t.db": "traces\n" * 99}),
     case("trace", "another program's database", "dlm-trace fsck --store t.db", "t.db: an SQLite file, but no trace store", files={"t.db": database("CREATE TABLE mine (x)")}),
@@ -243,16 +206,16 @@ CASES = [
     # hostile: names, checkpoints, templates and sizes (tests/hostile has 229 more)
     case("checkpoint", "a misspelt local folder", "dlm-infer --model.name runs/typo --prompt x", "runs/typo", "no such folder; did you mean runs/typed?", files={"runs/typed/notes.txt": ""}),
     case("checkpoint", "a name that is neither a folder nor on the hub", "dlm-infer --model.name some/thing --prompt x", "no such folder in", "as a hub id it cannot be downloaded"),
-    case("checkpoint", "a million layers", LOAD, "num_hidden_layers = 1000000: Input should be less than or equal to 4096", edit=edited(num_hidden_layers=1_000_000)),
-    case("checkpoint", "more layers than tensors", LOAD, "tensors: too few for the num_hidden_layers=4000", edit=edited(num_hidden_layers=4_000)),
-    case("checkpoint", "a huge width", LOAD, "shape", "config.json asks for", edit=edited(hidden_size=1_000_000)),
-    case("checkpoint", "a size as text", LOAD, "vocab_size = '300' should be a whole number", edit=edited(vocab_size="300")),
-    case("checkpoint", "blocks of 2**31", LOAD, "block_length = 2147483648: Input should be less than or equal to", edit=edited(attention="block_causal", block_length=2**31)),
-    case("checkpoint", "deeply nested JSON", LOAD, "config.json cannot be read as json: lists or objects are nested too deeply", edit=written("config.json", '{"a":' * 100_000)),
-    case("checkpoint", "an index that names files elsewhere", LOAD, "only safetensors files in the checkpoint's folder are read", edit=elsewhere),
-    case("checkpoint", "a tokenizer that is code", LOAD, "is code of its own, which is never run", edit=code),
-    case("checkpoint", "a template that never ends", "dlm-infer --chat --model.name ./model", "the chat template in model cannot render", "it takes more than 100,000 steps", edit=written("chat_template.jinja", ENDLESS), stdin="hi\n"),
-    case("checkpoint", "a template that is none", "dlm-infer --chat --model.name ./model", "the chat template in model cannot render", "(line 1)", edit=written("chat_template.jinja", "{% for m in messages %}"), stdin="hi\n"),
+    case("checkpoint", "a million layers", LOAD, "num_hidden_layers = 1000000: Input should be less than or equal to 4096", edit=changed(num_hidden_layers=1_000_000)),
+    case("checkpoint", "more layers than tensors", LOAD, "tensors: too few for the num_hidden_layers=4000", edit=changed(num_hidden_layers=4_000)),
+    case("checkpoint", "a huge width", LOAD, "shape", "config.json asks for", edit=changed(hidden_size=1_000_000)),
+    case("checkpoint", "a size as text", LOAD, "vocab_size = '300' should be a whole number", edit=changed(vocab_size="300")),
+    case("checkpoint", "blocks of 2**31", LOAD, "block_length = 2147483648: Input should be less than or equal to", edit=changed(attention="block_causal", block_length=2**31)),
+    case("checkpoint", "deeply nested JSON", LOAD, "config.json cannot be read as json: lists or objects are nested too deeply", edit=raw("config.json", '{"a":' * 100_000)),
+    case("checkpoint", "an index that names files elsewhere", LOAD, "only safetensors files in the checkpoint's folder are read", edit=indexed(a="../x.safetensors")),
+    case("checkpoint", "a tokenizer that is code", LOAD, "is code of its own, which is never run", edit=CHECKPOINTS["code for a tokenizer"][1]),
+    case("checkpoint", "a template that never ends", "dlm-infer --chat --model.name ./model", "the chat template in model cannot render", "it takes more than 100,000 steps", edit=raw("chat_template.jinja", ENDLESS), stdin="hi\n"),
+    case("checkpoint", "a template that is none", "dlm-infer --chat --model.name ./model", "the chat template in model cannot render", "(line 1)", edit=raw("chat_template.jinja", "{% for m in messages %}"), stdin="hi\n"),
     case("config", "a seed of 2**70", "dlm-infer --model.name ./model --prompt x --sampler.seed 1180591620717411303424", "sampler.seed = 1180591620717411303424: must be less than"),
     case("config", "a model of a million layers", "dlm-train --train.tokenizer ./model --train.out run --model.num_hidden_layers 1000000", "model.num_hidden_layers = 1000000: must be less than or equal to 4096"),
     case("config", "a model larger than the machine", "dlm-train --train.tokenizer ./model --train.out run --train.steps 50 --model.hidden_size 1048576 --model.intermediate_size 1048576", "[model]: the weights take", "GiB in all"),
@@ -273,30 +236,18 @@ def make_model(folder: Path) -> None:
     from dlm.data.tokenizer_training import train_tokenizer
     from dlm.models import LM, ModelConfig, Transformer
 
-    made = train_tokenizer(
-        TokenizerConfig(output=str(folder / "t"), vocab_size=300, min_frequency=1), ["some text " * 9]
-    )
-    shape = ModelConfig(
-        vocab_size=made.vocab_size,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=16,
-        intermediate_size=32,
-        mask_token_id=made.mask_token_id,
-        eos_token_id=made.eos_token_id,
-    )
-    network = Transformer(shape)
+    config = TokenizerConfig(output=str(folder / "t"), vocab_size=300, min_frequency=1)
+    made = train_tokenizer(config, ["some text " * 9])
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1}
+    shape |= {"head_dim": 16, "intermediate_size": 32, "vocab_size": made.vocab_size}
+    network = Transformer(ModelConfig(**shape, mask_token_id=made.mask_token_id, eos_token_id=made.eos_token_id))
     network.initialise(torch.Generator().manual_seed(0))
     LM(network, made, "tiny").save(folder / "model")
 
 
 def run(entry: Case) -> tuple[int, str]:
     """Exit status and standard error of the case's command, in the current folder."""
-    import shlex
-
-    for name, content in entry.files:
+    for name, content in entry.files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
     if "./model" in entry.argv or "./model" in str(entry.files):
@@ -319,9 +270,7 @@ def run(entry: Case) -> tuple[int, str]:
 def test_every_bad_input_gets_its_message(entry, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, err = run(entry)
-    assert status == 2, err
-    assert err.startswith(f"{entry.argv.split()[0]}: ")
-    assert "Traceback" not in err
+    assert status == 2 and err.startswith(f"{entry.argv.split()[0]}: ") and "Traceback" not in err, err
     for words in entry.says:
         assert words in err
     assert err.count("\n") == 1  # one mistake, one line

@@ -148,14 +148,10 @@ def test_no_rooms_import_each_other_in_a_circle():
 
 
 def test_what_counts_as_an_import(tmp_path):
-    files = {
-        "dlm/__init__.py": "",
-        "dlm/a/__init__.py": "",
-        "dlm/a/one.py": "from dlm.b import two\nfrom . import other\nimport os\n",
-        "dlm/a/other.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from dlm.a.one import x\n",
-        "dlm/b/__init__.py": "",
-        "dlm/b/two.py": "def f():\n    from ..a.one import x\n",
-    }
+    files = {"dlm/__init__.py": "", "dlm/a/__init__.py": ""}
+    files |= {"dlm/a/one.py": "from dlm.b import two\nfrom . import other\nimport os\n"}
+    files |= {"dlm/a/other.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from dlm.a.one import x\n"}
+    files |= {"dlm/b/__init__.py": "", "dlm/b/two.py": "def f():\n    from ..a.one import x\n"}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -11,29 +11,15 @@ import pytest
 import tomli
 
 import dlm
+from tests.inference.tiny import text_lm
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_public_names():
-    assert dlm.__all__ == [
-        "load",
-        "save",
-        "available",
-        "generate",
-        "infill",
-        "score",
-        "train",
-        "Engine",
-        "Generation",
-        "TraceStore",
-        "LM",
-        "Transformer",
-        "ModelConfig",
-        "UserError",
-        "__version__",
-    ]
+    names = "load save available generate infill score train Engine Generation TraceStore LM Transformer ModelConfig"
+    assert dlm.__all__ == [*names.split(), "UserError", "__version__"]
     assert len(dlm.__all__) <= 18
 
 
@@ -96,3 +82,14 @@ def test_wheel_claims_one_name_and_carries_its_data(tmp_path):
         assert f"dlm/{needed}" in names
     shipped = {path.name for path in (ROOT / "configs").glob("*.toml")}
     assert shipped == {name.split("/")[-1] for name in names if re.match(r"dlm/configs/.*\.toml", name)}
+
+
+def test_the_readmes_python_runs_twice(tmp_path, monkeypatch):
+    readme = (ROOT / "README.md").read_text("utf-8")
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(vars(dlm), "load", lambda name: text_lm())
+    for _ in range(2):
+        exec(compile(code, "README.md", "exec"), {})
+    with dlm.TraceStore("runs/traces.db") as store:
+        assert "first" in store

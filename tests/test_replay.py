@@ -1,7 +1,6 @@
 """Recording by the engine, and what a trace and its model allow: verify, force, fork."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,17 +13,10 @@ from dlm.inference.decoding import continuations
 from dlm.inference.recording import listening
 from dlm.inference.reference import sample
 from dlm.trace import page
+from tests.inference.requests import FAMILIES, MASK
 from tests.inference.tiny import text_lm, tiny_lm
+from tests.refusals import refused
 
-MASK = 63
-SDAR = {"model_type": "sdar", "attention": "block_causal", "block_length": 4}
-LLAMA = {
-    "model_type": "llama",
-    "attention": "causal",
-    "shifted_logits": True,
-    "mask_token_id": None,
-    "mask_in_softmax": False,
-}
 SETTINGS: dict[str, tuple[dict, dict]] = {
     "plain": ({}, {"gen_length": 12, "block_length": 4, "steps": 6}),
     "warm": (
@@ -35,10 +27,10 @@ SETTINGS: dict[str, tuple[dict, dict]] = {
     "guided": ({}, {"gen_length": 8, "cfg_scale": 0.5, "rule": "margin"}),
     "edited": ({}, {"gen_length": 12, "steps": 4, "edit_threshold": 0.25, "remask_threshold": 0.2, "temperature": 1.0}),
     "credit": ({}, {"gen_length": 12, "rule": "credit", "threshold": 0.3}),
-    "exact": (SDAR, {"gen_length": 12, "rule": "threshold", "threshold": 0.4, "temperature": 0.7}),
-    "open": (SDAR, {"gen_length": "auto", "max_gen_length": 12, "rule": "random"}),
-    "multi": (SDAR, {"gen_length": 16, "strategy": "multi_block", "rule": "entropy_threshold"}),
-    "causal": (LLAMA, {"gen_length": 6}),
+    "exact": (FAMILIES["sdar"], {"gen_length": 12, "rule": "threshold", "threshold": 0.4, "temperature": 0.7}),
+    "open": (FAMILIES["sdar"], {"gen_length": "auto", "max_gen_length": 12, "rule": "random"}),
+    "multi": (FAMILIES["sdar"], {"gen_length": 16, "strategy": "multi_block", "rule": "entropy_threshold"}),
+    "causal": (FAMILIES["llama"], {"gen_length": 6}),
 }
 
 
@@ -79,15 +71,12 @@ def test_the_reference_sampler_leaves_the_trace_the_engine_does(name, store):
     lm = tiny_lm(4, spread=0.4, **fields)
     prompts, names = [[1, 2, 3, 4, 5], [7, 8], [9]], ["a", "b", "c"]
     dlm.generate(lm, prompts, trace=store, request_ids=names, **settings)
-    decodings = continuations(
-        lm, prompts, SamplerConfig(**settings), where="", request_ids=[f"reference {name}" for name in names]
-    )
+    theirs = [f"reference {name}" for name in names]
+    decodings = continuations(lm, prompts, SamplerConfig(**settings), where="", request_ids=theirs)
     first, mask = decodings[0], lm.mask_id
-    recorders = {
-        d.request.request_id: store.recorder(d.request.request_id, d.request.ids, mask_id=mask, keep=("digests",))
-        for d in decodings
-    }
-    requests, on_step = [d.request for d in decodings], listening(recorders)
+    requests, how = [d.request for d in decodings], {"mask_id": mask, "keep": ("digests",)}
+    recorders = {r.request_id: store.recorder(r.request_id, r.ids, **how) for r in requests}
+    on_step = listening(recorders)
     sample(lm.network, requests, first.plan, first.rule, first.settings, first.stop, on_step)
     for name, recorder in zip(names, recorders.values(), strict=True):
         recorder.finish()
@@ -114,19 +103,13 @@ def test_a_rerun_is_identical_and_a_fork_with_nothing_changed_is_the_original(na
 
 
 def test_a_fork_with_another_seed_shares_the_first_states_and_no_more(store):
-    lm = tiny_lm(2, spread=0.1)
-    dlm.generate(lm, [[1, 2]], trace=store, request_ids=["a"], gen_length=16, steps=16, temperature=2.0)
-    trace = store["a"]
+    lm, trace = forkable(store)
     for step in (0, 5, 11):
-        child = dlm.replay.fork(lm, trace, step=step, seed=9, request_id=f"b{step}")
+        child = dlm.replay.fork(lm, trace, step=step, seed=9)
         assert np.array_equal(child.states()[: step + 1], trace.states()[: step + 1])
         assert not np.array_equal(child.state(step + 1), trace.state(step + 1))
-        store.put(child).result()
-        assert dlm.replay.verify(lm, store[f"b{step}"]).request_id == f"b{step}"
-    with pytest.raises(UserError, match="block_length cannot change in the middle"):
-        dlm.replay.fork(lm, trace, step=2, block_length=4)
-    with pytest.raises(UserError, match="step = 17"):
-        dlm.replay.fork(lm, trace, step=17)
+    refused("block_length cannot change in the middle", dlm.replay.fork, lm, trace, step=2, block_length=4)
+    refused("step = 17", dlm.replay.fork, lm, trace, step=17)
 
 
 def test_a_nudged_weight_is_found_at_the_step_and_position_it_tells(store):
@@ -168,23 +151,6 @@ def test_forcing_gives_the_log_probability_of_what_was_committed(store):
     assert forced.total == pytest.approx(np.nansum(forced.log_probability))
 
 
-def test_a_batch_gives_each_request_the_trace_it_has_alone(store):
-    lm = tiny_lm(3)
-    settings = {
-        "gen_length": 12,
-        "block_length": 6,
-        "temperature": 1.0,
-        "rule": "threshold",
-        "threshold": 0.4,
-        "seed": 11,
-    }
-    prompts = [[i + 1] * (1 + i % 5) + [i] for i in range(8)]
-    dlm.generate(lm, prompts, trace=store, request_ids=[f"crowd{i}" for i in range(8)], **settings)
-    for i, prompt in enumerate(prompts):
-        dlm.generate(lm, [prompt], trace=store, request_ids=[f"alone{i}"], **settings)
-        assert np.array_equal(store[f"crowd{i}"].states(), store[f"alone{i}"].states())
-
-
 def test_so_many_of_the_likeliest_tokens_are_kept_as_were_asked_for(store):
     lm = tiny_lm(3)
     store.keep = ("topk",)
@@ -206,22 +172,12 @@ def test_holes_are_recorded_and_run_again(store):
     assert dlm.replay.verify(lm, trace).identical
 
 
-def test_ids_are_random_unless_given_and_a_taken_one_is_refused_before_work(store):
-    lm = text_lm()
-    first, second = (dlm.generate(lm, ["hello"], gen_length=4, trace=store)[0] for _ in range(2))
-    assert first.request_id != second.request_id and first.request_id in store and second.request_id in store
-    assert store[first.request_id].text().endswith(first.text) or "�" in first.text
-    with pytest.raises(UserError, match=first.request_id):
-        dlm.generate(lm, ["hello"], gen_length=4, trace=store, request_ids=[first.request_id])
-
-
 def test_what_cannot_be_run_again_says_so(store):
     lm = tiny_lm()
     with store.record("foreign", prompt=[1, MASK, MASK], mask_id=MASK) as recorder:
         recorder.step(np.array([1, 2, MASK]))
         recorder.step(np.array([1, 2, 3]))
-    with pytest.raises(UserError, match="does not say how it was sampled"):
-        dlm.replay.verify(lm, store["foreign"])
+    refused("does not say how it was sampled", dlm.replay.verify, lm, store["foreign"])
 
 
 def forkable(store, **settings):
@@ -237,13 +193,8 @@ def forked(lm, store, parent, step, name, **settings):
     return store[name]
 
 
-CHANGES = {
-    "rule": {"rule": "random"},
-    "temperature": {"temperature": 0.5},
-    "seed": {"seed": 9},
-    "edits": {"edit_threshold": 0.02},
-    "nothing": {},
-}
+CHANGES = {"rule": {"rule": "random"}, "temperature": {"temperature": 0.5}, "seed": {"seed": 9}}
+CHANGES |= {"edits": {"edit_threshold": 0.02}, "nothing": {}}
 
 
 @pytest.mark.parametrize("step", [0, 1, 7, 16])
@@ -347,14 +298,3 @@ def test_a_fork_shows_its_tokens_as_its_parent_does(store, tmp_path):
         other.put(child)
     unread = replace(store["a"], source=None)
     assert dlm.replay.fork(lm, unread, step=2).text().startswith("hello")
-
-
-def test_the_readmes_python_runs_twice(tmp_path, monkeypatch):
-    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
-    code = readme.partition("```python\n")[2].partition("```")[0]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(vars(dlm), "load", lambda name: text_lm())
-    for _ in range(2):
-        exec(compile(code, "README.md", "exec"), {})
-    with dlm.TraceStore("runs/traces.db") as store:
-        assert "first" in store

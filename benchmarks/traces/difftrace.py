@@ -25,20 +25,20 @@ TEXT = (
 
 
 def measure(checkout: Path, seconds: float, traces: list[Trace]) -> list[dict[str, Any]]:
-    """Rows of ours and theirs."""
     peer, traces = _Peer(checkout), traces[:COMPARED]
     with tempfile.TemporaryDirectory() as folder:
-        path, theirs = Path(folder) / "traces.db", Path(folder) / "difftrace"
+        path, other = Path(folder) / "traces.db", Path(folder) / "difftrace"
         with TraceStore(path, "none", False) as store:
             for trace in traces:
                 store.put(trace)
-        engine = peer.engine(theirs)
+        engine = peer.engine(other)
         for trace in traces:
             engine.store_trajectory(peer.trajectory(trace))
         engine.flush()
         one, name = traces[0], traces[0].request_id
         record, context = encode(one), Facts(facts(one.context))
-        compressed = engine.compressor.compress_trajectory(peer.trajectory(one))
+        compress = engine.compressor.compress_trajectory
+        compressed = compress(peer.trajectory(one))
         assert (engine.replay(name).generated_tokens == one.tokens).all()
         with TraceStore(path) as store:
             calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
@@ -47,16 +47,13 @@ def measure(checkout: Path, seconds: float, traces: list[Trace]) -> list[dict[st
                     lambda: engine.replay_engine.token_replay(compressed),
                 ),
                 "from the disk, final tokens, µs": (lambda: store[name].tokens, lambda: engine.replay(name)),
-                "compress one, µs": (
-                    lambda: encode(one),
-                    lambda: engine.compressor.compress_trajectory(peer.trajectory(one)),
-                ),
+                "compress one, µs": (lambda: encode(one), lambda: compress(peer.trajectory(one))),
             }
             rows = [
-                {"what": what, "ours": least(ours, seconds), "theirs": least(other, seconds)}
-                for what, (ours, other) in calls.items()
+                {"what": what, "ours": least(ours, seconds), "theirs": least(theirs, seconds)}
+                for what, (ours, theirs) in calls.items()
             ]
-        used = sum(file.stat().st_size for file in theirs.rglob("*") if file.is_file())
+        used = sum(file.stat().st_size for file in other.rglob("*") if file.is_file())
         rows.append({"what": "bytes a trace", "ours": path.stat().st_size / len(traces), "theirs": used / len(traces)})
         engine.shutdown()
     return [{**row, "ratio": row["theirs"] / row["ours"]} for row in rows]
@@ -88,15 +85,8 @@ class _Peer:
         steps = []
         for k in range(trace.num_steps):
             where = np.flatnonzero(trace.first_step == k).astype(np.int32)
-            steps.append(
-                self.trajectories.DenoiseStep(
-                    step_index=k,
-                    unmasked_positions=where,
-                    sampled_tokens=trace.first_token[where],
-                    mask_state=masked[k],
-                    num_unmasked=len(where),
-                )
-            )
+            step = {"step_index": k, "unmasked_positions": where, "sampled_tokens": trace.first_token[where]}
+            steps.append(self.trajectories.DenoiseStep(**step, mask_state=masked[k], num_unmasked=len(where)))
         return self.trajectories.TrajectoryRecord(
             request_id=trace.request_id,
             prompt_tokens=np.zeros(0, np.int32),

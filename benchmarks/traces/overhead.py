@@ -8,11 +8,12 @@ place in memory is not taken for a cost.
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -45,22 +46,26 @@ class Side:
     request: list[int] = field(default_factory=list)
 
     def submit(self, name: str) -> None:
-        started = time.perf_counter_ns()
-        self.engine.add_request(PROMPT, request_id=name, gen_length=self.length, steps=self.length)
-        self.begin.append(time.perf_counter_ns() - started)
+        with timing(self.begin):
+            self.engine.add_request(PROMPT, request_id=name, gen_length=self.length, steps=self.length)
 
     def go_on(self) -> None:
-        clock, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        self.engine.step()
-        self.step_cpu.append(time.thread_time_ns() - cpu)
-        self.step.append(time.perf_counter_ns() - clock)
+        with timing(self.step), timing(self.step_cpu, time.thread_time_ns):
+            self.engine.step()
 
     def whole(self, name: str) -> None:
-        started = time.perf_counter_ns()
-        self.engine.add_request(PROMPT, request_id=name, gen_length=self.length, steps=self.length)
-        while self.engine.has_work:
-            self.engine.step()
-        self.request.append(time.perf_counter_ns() - started)
+        with timing(self.request):
+            self.engine.add_request(PROMPT, request_id=name, gen_length=self.length, steps=self.length)
+            while self.engine.has_work:
+                self.engine.step()
+
+
+@contextmanager
+def timing(taken: list[int], clock: Callable[[], int] = time.perf_counter_ns) -> Iterator[None]:
+    """Add the block's nanoseconds to `taken`."""
+    started = clock()
+    yield
+    taken.append(clock() - started)
 
 
 @contextmanager
@@ -68,19 +73,16 @@ def timed_notes() -> Iterator[list[int]]:
     """The nanoseconds of every call of an engine that tells a recorder of a step."""
     from dlm.inference import batch
 
-    took: list[int] = []
-    told = batch.note
+    taken: list[int] = []
+    original = batch.note
 
-    def note(*what: Any) -> None:
+    def note(*what: Any) -> None:  # a call of microseconds: without `timing`, which takes some itself
         started = time.perf_counter_ns()
-        told(*what)
-        took.append(time.perf_counter_ns() - started)
+        original(*what)
+        taken.append(time.perf_counter_ns() - started)
 
-    batch.note = note
-    try:
-        yield took
-    finally:
-        batch.note = told
+    with patch.object(batch, "note", note):
+        yield taken
 
 
 def measure(lm: "LM", requests: int, length: int, say: Say) -> list[dict[str, Any]]:
@@ -137,10 +139,8 @@ def measure(lm: "LM", requests: int, length: int, say: Say) -> list[dict[str, An
     begin = rows["beginning a request"]
     request = length * rows["a step, CPU of its thread"]["off"] + begin["off"]
     waits = length * note + begin["more"]
-    for what, more in (
-        ("what the engine waits for, of a request", waits),
-        ("all added up, of a request", waits + writer),
-    ):
+    sums = {"what the engine waits for, of a request": waits, "all added up, of a request": waits + writer}
+    for what, more in sums.items():
         rows[what] = {"off": request, "more": more, "percent": 100 * more / request}
     return [{"what": what, **row} for what, row in rows.items()]
 

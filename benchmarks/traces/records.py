@@ -8,6 +8,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +56,17 @@ def times(traces: list[Trace], lessons: list[Trace], seconds: float) -> list[dic
     trace, dictionary = traces[0], zstandard.ZstdCompressionDict(trained(lessons, 1))
     plain, small = encode(trace), encode(trace, dictionary)
     name, context = trace.request_id, Facts(facts(CONTEXT))  # as a store holds it
-    assert (decode(small, name, context, lambda number: dictionary).states() == trace.states()).all()
+
+    def read() -> Trace:
+        return decode(small, name, context, lambda number: dictionary)
+
+    assert (read().states() == trace.states()).all()
     calls: dict[str, Callable[[], Any]] = {
         "encode": lambda: encode(trace),
         "encode, with a dictionary": lambda: encode(trace, dictionary),
         "decode, check, final tokens": lambda: decode(plain, name, context).tokens,
         "decode, check, all states": lambda: decode(plain, name, context).states(),
-        "decode, check, final tokens, with a dictionary": lambda: (
-            decode(small, name, context, lambda number: dictionary).tokens
-        ),
+        "decode, check, final tokens, with a dictionary": lambda: read().tokens,
     }
     count = least(lambda: sum(range(100)), seconds)
     rows = [{"what": what, "microseconds": least(call, seconds)} for what, call in calls.items()]
@@ -84,40 +88,31 @@ def least(call: Callable[[], Any], seconds: float) -> float:
 def writes(traces: list[Trace]) -> list[dict[str, Any]]:
     """Traces a second until all are on the disk, by durability and number of processes."""
     rows = []
-    for durability in ("trace", "group", "none"):
-        for processes in (1, 3):
-            count = len(traces) // (10 if durability == "trace" else 1) // processes
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "traces.db"
-                TraceStore(path).close()
-                started = time.perf_counter()
-                children = [
-                    _child(path, durability, traces[number * count : (number + 1) * count])
-                    for number in range(processes)
-                ]
-                failed = [child for child in children if os.waitpid(child, 0)[1]]
-                took = time.perf_counter() - started
-                with TraceStore(path) as store:
-                    assert not failed and len(store) == count * processes
-            rows.append({"durability": durability, "processes": processes, "traces_a_second": count * processes / took})
+    for durability, processes in product(("trace", "group", "none"), (1, 3)):
+        count = len(traces) // (10 if durability == "trace" else 1) // processes
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            # Python 3.12's about threads: those of the tokenizer are at rest.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            path = Path(folder) / "traces.db"
+            TraceStore(path).close()
+            started = time.perf_counter()
+            parts = [traces[number * count : (number + 1) * count] for number in range(processes)]
+            children = [get_context("fork").Process(target=_put, args=(path, durability, part)) for part in parts]
+            for child in children:
+                child.start()
+            for child in children:
+                child.join()
+            took = time.perf_counter() - started
+            with TraceStore(path) as store:
+                assert not any(child.exitcode for child in children) and len(store) == count * processes
+        rows.append({"durability": durability, "processes": processes, "traces_a_second": count * processes / took})
     return rows
 
 
-def _child(path: Path, durability: Any, traces: list[Trace]) -> int:
-    """A process that writes these; its number."""
-    with warnings.catch_warnings():  # Python 3.12's about threads: those of the tokenizer are at rest
-        warnings.simplefilter("ignore", DeprecationWarning)
-        number = os.fork()
-    if number:
-        return number
-    status = 1
-    try:
-        with TraceStore(path, durability) as store:
-            for trace in traces:
-                store.put(trace)
-        status = 0
-    finally:
-        os._exit(status)
+def _put(path: Path, durability: Any, traces: list[Trace]) -> None:
+    with TraceStore(path, durability) as store:
+        for trace in traces:
+            store.put(trace)
 
 
 def start(runs: int = 10) -> list[dict[str, Any]]:
@@ -137,9 +132,9 @@ def start(runs: int = 10) -> list[dict[str, Any]]:
 def _least_run(argv: list[str], runs: int) -> dict[str, float]:
     clock = cpu = math.inf
     for _ in range(runs):
-        before, started = os.times(), time.perf_counter()
+        before = os.times()
         subprocess.run(argv, check=True, capture_output=True)
-        clock, after = min(clock, time.perf_counter() - started), os.times()
-        used = after.children_user + after.children_system - before.children_user - before.children_system
-        cpu = min(cpu, used)
+        after = os.times()
+        clock = min(clock, after.elapsed - before.elapsed)
+        cpu = min(cpu, sum(after[2:4]) - sum(before[2:4]))  # of children
     return {"seconds": clock, "cpu_seconds": cpu}

@@ -52,7 +52,6 @@ def agreement(ours: Service, others: Service) -> dict[str, float]:
 
 
 def tables_of(values: dict[str, Any]) -> list[Table]:
-    """The report's figures as tables."""
     runs = {key: values[key] for key in ("blockinfer", "vanilla_llada") if key in values}
     rows = [
         _row(label, {key: run[measure] for key, run in runs.items()}, form)

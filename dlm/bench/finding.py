@@ -42,7 +42,6 @@ class Point:
     """Whether more is better."""
 
     def as_good_as(self, other: "Point") -> bool:
-        """Whether its quality is no worse than another's."""
         return self.quality >= other.quality if self.rises else self.quality <= other.quality
 
 

@@ -48,41 +48,73 @@ class Run:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Quiz:
+    """Questions, and the model that answers them."""
+
+    config: BenchConfig
+    lm: "LM"
+    questions: Sequence[Question]
+    prompts: Sequence[list[int]]
+    make: MakeEngine
+    say: Say
+
+    def run(self, name: str, cache: str | None, settings: dict[str, Any], arrivals: Arrivals) -> Run:
+        """Answer all questions with a fresh engine, under its own cache or another."""
+        engine = self.engine(cache)
+        warm_up(engine, self.prompts[: (self.config.infer or InferSection()).warmup], settings)
+
+        def tick(done: int) -> None:
+            if done % 10 == 0:
+                self.say(f"{name}: {done}/{len(self.prompts)}")
+
+        with Peak(self.lm.device) as peak:
+            service = serve(engine, self.prompts, settings, arrivals, tick=tick)
+        texts = [served.result.text if served.result else "" for served in service.served]
+        grades = [grade(text, question) for text, question in zip(texts, self.questions, strict=True)]
+        return Run(name=name, service=service, grades=grades, peak=peak.bytes)
+
+    def engine(self, cache: str | None = None) -> Engine:
+        return self.make(self.lm, self.config.engine if cache is None else self.config.engine.with_cache(cache))
+
+    def agreement(self, ours: Service, prompts: Sequence[list[int]]) -> dict[str, Any]:
+        """How often the same settings give the same tokens without a cache, and one at a time."""
+        settings = settings_of(self.lm, self.config.infer or InferSection())
+        return {
+            "cached_vs_uncached": agreement(ours, serve(self.engine("none"), prompts, settings, Together())),
+            "batched_vs_single": agreement(ours, serve(self.engine(), prompts, settings, InFlight(1))),
+        }
+
+
 def measure(config: BenchConfig, lm: "LM", say: Say, make_engine: MakeEngine | None = None) -> Finding:
     """Answer with the engine and by plain decoding, and compare; `make_engine` is `dlm.Engine.of` unless given."""
     s = config.infer or InferSection()
-    make = make_engine or engine_of
     questions = load_questions(s.dataset, source=s.source, skip=s.skip_sample, limit=s.num_samples, seed=s.seed)
     prompts = [prompt_ids(lm, question) for question in questions]
+    quiz = Quiz(config=config, lm=lm, questions=questions, prompts=prompts, make=make_engine or engine_of, say=say)
     kinds = ", ".join(f"{count} {name or 'without source'}" for name, count in sources(questions).items())
     say(f"{len(questions)} questions ({kinds})")
-    ours = _run(
-        "engine", make(lm, config.engine), lm, questions, prompts, settings_of(lm, s), Together(), s.warmup, say
-    )
-    theirs = None
+    runs = [quiz.run("engine", None, settings_of(lm, s), Together())]
+    values: dict[str, Any] = {"blockinfer": runs[0].facts}
     if not s.skip_vanilla:
-        engine = make(lm, config.engine.with_cache("none"))
-        theirs = _run("vanilla", engine, lm, questions, prompts, vanilla_of(lm, s), InFlight(1), s.warmup, say)
-    values: dict[str, Any] = {"blockinfer": ours.facts}
-    if theirs is not None:
-        values |= {"vanilla_llada": theirs.facts, "comparison": compare(ours.facts, theirs.facts)}
+        runs.append(quiz.run("vanilla", "none", vanilla_of(lm, s), InFlight(1)))
+        facts = runs[1].facts
+        values |= {"vanilla_llada": facts, "comparison": compare(runs[0].facts, facts)}
     values["sources"] = {
         name: {
             run.name: _marks([g for g, q in zip(run.grades, questions, strict=True) if q.source == name])
-            for run in (ours, theirs)
-            if run is not None
+            for run in runs
         }
         for name in sources(questions)
     }
     if s.compared:
         say(f"repeating {min(s.compared, len(prompts))} questions uncached, and one at a time")
-        values["agreement"] = _agreement(config, lm, s, prompts[: s.compared], ours.service, make)
-    values["samples"] = [_sample(i, questions, ours, theirs) for i in range(min(s.shown, len(questions)))]
+        values["agreement"] = quiz.agreement(runs[0].service, prompts[: s.compared])
+    values["samples"] = [_sample(i, question, runs) for i, question in enumerate(questions[: s.shown])]
     return Finding(values=values, tables=tables_of(values), notes=notes_of(values))
 
 
 def engine_of(lm: "LM", config: EngineConfig) -> Engine:
-    """The engine a config describes."""
     from dlm.inference.engine import Engine
 
     return Engine.of(lm, config)
@@ -120,45 +152,7 @@ def warm_up(engine: Engine, prompts: Sequence[list[int]], settings: dict[str, An
             serve(engine, [prompt[::-1] for prompt in prompts], settings, Together())
 
 
-def _run(
-    name: str,
-    engine: Engine,
-    lm: "LM",
-    questions: Sequence[Question],
-    prompts: Sequence[list[int]],
-    settings: dict[str, Any],
-    arrivals: Arrivals,
-    warmup: int,
-    say: Say,
-) -> Run:
-    warm_up(engine, prompts[:warmup], settings)
-
-    def tick(done: int) -> None:
-        if done % 10 == 0:
-            say(f"{name}: {done}/{len(prompts)}")
-
-    with Peak(lm.device) as peak:
-        service = serve(engine, prompts, settings, arrivals, tick=tick)
-    grades = [
-        grade(served.result.text if served.result else "", q)
-        for served, q in zip(service.served, questions, strict=True)
-    ]
-    return Run(name=name, service=service, grades=grades, peak=peak.bytes)
-
-
-def _agreement(
-    config: BenchConfig, lm: "LM", s: InferSection, prompts: Sequence[list[int]], ours: Service, make: MakeEngine
-) -> dict[str, Any]:
-    uncached = make(lm, config.engine.with_cache("none"))
-    settings = settings_of(lm, s)
-    return {
-        "cached_vs_uncached": agreement(ours, serve(uncached, prompts, settings, Together())),
-        "batched_vs_single": agreement(ours, serve(make(lm, config.engine), prompts, settings, InFlight(1))),
-    }
-
-
 def _marks(grades: Sequence[Grade | None]) -> dict[str, float | int]:
-    """How many of the graded answers are right."""
     graded = [g for g in grades if g is not None]
     correct = sum(g.correct for g in graded)
     return {
@@ -169,12 +163,14 @@ def _marks(grades: Sequence[Grade | None]) -> dict[str, float | int]:
     }
 
 
-def _sample(i: int, questions: Sequence[Question], ours: Run, theirs: Run | None) -> dict[str, Any]:
-    q = questions[i]
-    sample: dict[str, Any] = {"question": q.question[-300:], "answer": q.answer, "source": q.source}
-    for run in (ours, theirs):
-        if run is not None:
-            result, verdict = run.service.served[i].result, run.grades[i]
-            graded = {} if verdict is None else {"predicted": verdict.predicted, "correct": verdict.correct}
-            sample[run.name] = {"text": "" if result is None else result.text, **graded}
+def _sample(number: int, question: Question, runs: Sequence[Run]) -> dict[str, Any]:
+    sample: dict[str, Any] = {
+        "question": question.question[-300:],
+        "answer": question.answer,
+        "source": question.source,
+    }
+    for run in runs:
+        result, verdict = run.service.served[number].result, run.grades[number]
+        graded = {} if verdict is None else {"predicted": verdict.predicted, "correct": verdict.correct}
+        sample[run.name] = {"text": "" if result is None else result.text, **graded}
     return sample

@@ -119,7 +119,6 @@ class Service:
         return sum(result.nfe for _, result in self.answered)
 
     def facts(self) -> dict[str, Any]:
-        """Speed, as plain values."""
         latencies = [request.latency for request, _ in self.answered]
         firsts = [request.first - request.arrived for request, _ in self.answered if request.first is not None]
         return {
@@ -197,7 +196,6 @@ def serve(
 
 
 def _note(event: Any, under_way: dict[str, Served], now: float) -> None:
-    """What an event says of its request."""
     request = under_way[event.request_id]
     request.tokens += len(event.tokens)
     whole = event.result is not None or request.tokens >= (request.block_length or 1)

@@ -75,15 +75,14 @@ class _Styles:
         def entry(label: str, **style: Any) -> Line2D:
             return Line2D([], [], label=label, **style)
 
-        handles = [entry(OVERVIEW, linestyle="none")]
-        handles += [entry(name, color=self.front[name], linewidth=2) for name in self.facets]
-        handles += [entry("best of all", color="0.8", linewidth=3), entry("", linestyle="none")]
-        handles += [entry("Caches", linestyle="none")]
-        handles += [
-            entry(name, color="0.4", marker=self.marker[name], linestyle=self.line[name], markersize=5)
-            for name in self.kinds
-        ]
-        handles += [entry("", linestyle="none"), entry("Rules", linestyle="none")]
+        def heading(label: str) -> Line2D:
+            return entry(label, linestyle="none")
+
+        handles = [heading(OVERVIEW), *(entry(name, color=self.front[name], linewidth=2) for name in self.facets)]
+        handles += [entry("best of all", color="0.8", linewidth=3), heading(""), heading("Caches")]
+        for name in self.kinds:
+            handles.append(entry(name, color="0.4", marker=self.marker[name], linestyle=self.line[name], markersize=5))
+        handles += [heading(""), heading("Rules")]
         return handles + [entry(name, color=self.colour[name], linewidth=3) for name in self.series]
 
 
@@ -91,26 +90,24 @@ def _overview(axis: Any, points: Sequence[Point], styles: _Styles) -> None:
     axis.plot([p.tpf for p in points], [p.quality for p in points], ".", color="0.8", markersize=3, zorder=1)
     for facet, kind in product(styles.facets, styles.kinds):
         best = front([p for p in points if (p.facet, p.kind) == (facet, kind)])
-        if best:
-            style = {"color": styles.front[facet], "linestyle": styles.line[kind], "marker": styles.marker[kind]}
-            _bars(axis, best, drawstyle="steps-post", markersize=4, linewidth=1.2, **style)
+        more = {"drawstyle": "steps-post", "markersize": 4, "linewidth": 1.2}
+        _bars(axis, best, styles, kind, color=styles.front[facet], **more)
 
 
 def _facet(axis: Any, points: Sequence[Point], best: Sequence[Point], styles: _Styles) -> None:
-    axis.plot(
-        [p.tpf for p in best], [p.quality for p in best], color="0.8", linewidth=3, drawstyle="steps-post", zorder=1
-    )
+    tpf, quality = [p.tpf for p in best], [p.quality for p in best]
+    axis.plot(tpf, quality, color="0.8", linewidth=3, drawstyle="steps-post", zorder=1)
     for series, kind in product(styles.series, styles.kinds):
         own = sorted((p for p in points if (p.series, p.kind) == (series, kind)), key=lambda p: p.tpf)
-        if own:
-            style = {"color": styles.colour[series], "linestyle": styles.line[kind], "marker": styles.marker[kind]}
-            _bars(axis, own, markersize=3.5, linewidth=0.8, **style)
+        _bars(axis, own, styles, kind, color=styles.colour[series], markersize=3.5, linewidth=0.8)
 
 
-def _bars(axis: Any, points: Sequence[Point], **style: Any) -> None:
-    tpf, quality = [p.tpf for p in points], [p.quality for p in points]
+def _bars(axis: Any, points: Sequence[Point], styles: _Styles, kind: str, **style: Any) -> None:
+    if not points:
+        return
+    style |= {"linestyle": styles.line[kind], "marker": styles.marker[kind], "elinewidth": 0.6}
     errors = [[p.quality - p.low for p in points], [p.high - p.quality for p in points]]
-    *_, bars = axis.errorbar(tpf, quality, errors, elinewidth=0.6, **style)
+    *_, bars = axis.errorbar([p.tpf for p in points], [p.quality for p in points], errors, **style)
     for bar in bars:
         bar.set_alpha(0.35)
 

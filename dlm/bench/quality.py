@@ -149,7 +149,6 @@ def _one(config: BenchConfig, lm: "LM", trial: Trial, way: Way, make: MakeEngine
 
 
 def _judged(verdict: Verdict) -> dict[str, Any]:
-    """What the table and the file say of a verdict."""
     row: dict[str, Any] = {}
     if verdict.right is not None:
         row |= {"right": str(verdict.right), "right_facts": verdict.right.to_dict()}

@@ -71,7 +71,6 @@ def _check_writable(file: Path) -> None:
 
 
 def show(console: "Console", finding: Finding) -> None:
-    """Tables, then notes."""
     from rich.text import Text
 
     for table in finding.tables:

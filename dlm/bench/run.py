@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dlm.bench.config import BenchConfig
@@ -37,7 +38,6 @@ def wanted(config: BenchConfig, subcommand: str | None) -> list[str]:
 
 
 def measure(config: BenchConfig, section: str, say: Say) -> Finding:
-    """Run one section."""
     if config.threads is not None:
         import torch
 
@@ -52,47 +52,21 @@ def _lm(name: str, **placed: Any) -> "LM":
     return load(name, **placed)
 
 
-def _infer(config: BenchConfig, say: Say) -> Finding:
-    from dlm.bench import infer
+def _section(module: str, with_model: bool = False) -> Callable[[BenchConfig, Say], Finding]:
+    """The `measure` of one of this package's modules, imported when it is called."""
 
-    return infer.measure(config, _lm(**config.model.model_dump()), say)
+    def run(config: BenchConfig, say: Say) -> Finding:
+        model = (_lm(**config.model.model_dump()),) if with_model else ()
+        return import_module(f"dlm.bench.{module}").measure(config, *model, say)
 
-
-def _load(config: BenchConfig, say: Say) -> Finding:
-    from dlm.bench import traffic
-
-    return traffic.measure(config, _lm(**config.model.model_dump()), say)
+    return run
 
 
-def _quality(config: BenchConfig, say: Say) -> Finding:
-    from dlm.bench import quality
-
-    return quality.measure(config, say)
-
-
-def _train(config: BenchConfig, say: Say) -> Finding:
-    from dlm.bench import train
-
-    return train.measure(config, say)
-
-
-def _tokenizer(config: BenchConfig, say: Say) -> Finding:
-    from dlm.bench import tokenizer
-
-    return tokenizer.measure(config, say)
-
-
-def _serve(config: BenchConfig, say: Say) -> Finding:
-    from dlm.bench import serve
-
-    return serve.measure(config, say)
-
-
-SECTIONS: dict[str, Callable[[BenchConfig, Say], Finding]] = {
-    "infer": _infer,
-    "load": _load,
-    "quality": _quality,
-    "train": _train,
-    "tokenizer": _tokenizer,
-    "serve": _serve,
+SECTIONS = {
+    "infer": _section("infer", with_model=True),
+    "load": _section("traffic", with_model=True),
+    "quality": _section("quality"),
+    "train": _section("train"),
+    "tokenizer": _section("tokenizer"),
+    "serve": _section("serve"),
 }

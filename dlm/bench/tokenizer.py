@@ -45,7 +45,6 @@ def measure(config: BenchConfig, say: Say) -> Finding:
 
 
 def _texts(s: TokenizerBenchSection) -> list[str]:
-    """Documents of that much text, at most."""
     if s.file is not None:
         try:
             text = s.file.read_text("utf-8")
@@ -68,7 +67,6 @@ def _texts(s: TokenizerBenchSection) -> list[str]:
 
 
 def _fastest(call: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest call."""
     times = []
     for _ in range(repeats):
         started = time.perf_counter()

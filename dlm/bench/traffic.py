@@ -54,6 +54,5 @@ def measure(config: BenchConfig, lm: "LM", say: Say, make_engine: MakeEngine | N
 
 
 def kinds(load: LoadSection, seed: int) -> dict[str, Arrivals]:
-    """The runs by name."""
     closed: dict[str, Arrivals] = {f"{count} in flight": InFlight(count) for count in load.in_flight}
     return closed | {f"Poisson {rate:g}/s": Poisson(rate, seed) for rate in load.rates}

@@ -23,12 +23,11 @@ def learn() -> str:
         ]
     )
     backend.decoder = decoders.ByteLevel()
+    names = settings["special_tokens"]
     trainer = trainers.BpeTrainer(
         vocab_size=settings["vocab_size"],
         min_frequency=settings["min_frequency"],
-        special_tokens=[
-            tokenizers.AddedToken(name, special=True, normalized=False) for name in settings["special_tokens"]
-        ],
+        special_tokens=[tokenizers.AddedToken(name, special=True, normalized=False) for name in names],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -21,12 +21,8 @@ PLAIN = (
     "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
 
-MOST_CHARACTERS = 64_000
-"""Of a template; published ones have a few thousand."""
-MOST_SAID = 500
-"""Characters of a template's own error that ours repeats."""
-
-
+MOST_CHARACTERS = 64_000  # of a template; published ones have a few thousand
+MOST_SAID = 500  # characters of a template's own error that ours repeats
 Pieces = list[tuple[str, bool]]
 """A conversation as (text, whether it is an answer): each piece is wholly prompt or wholly answer."""
 
@@ -60,13 +56,10 @@ def render(
     if len(template) > MOST_CHARACTERS:
         raise UserError(f"{source} has {len(template):,} characters; the limit is {MOST_CHARACTERS:,}")
     try:
-        return jinja.render(
-            template, {**(names or {}), "messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        )
+        given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        return jinja.render(template, {**(names or {}), **given})
     except RecursionError as error:
-        raise UserError(
-            f"{source} cannot render this conversation: it is nested too deeply, or calls itself"
-        ) from error
+        raise UserError(f"{source} cannot render this conversation: it is nested too deeply or calls itself") from error
     except jinja.FAILURES as error:
         number = getattr(error, "lineno", None)
         line = f" (line {number})" if isinstance(number, int) else ""
@@ -115,8 +108,8 @@ def messages_of(
     """The conversation a row holds; `where` names the row in errors."""
     if prompt_field is not None and response_field is not None:
         return [
-            {"role": "user", "content": _text(row, prompt_field, where)},
-            {"role": "assistant", "content": _text(row, response_field, where)},
+            {"role": "user", "content": text_in(row, prompt_field, where)},
+            {"role": "assistant", "content": text_in(row, response_field, where)},
         ]
     field = messages_field or "messages"
     value = _column(row, field, where)
@@ -125,7 +118,7 @@ def messages_of(
     return [dict(m) if isinstance(m, Mapping) else m for m in value]
 
 
-def _text(row: Mapping[str, Any], field: str, where: str) -> str:
+def text_in(row: Mapping[str, Any], field: str, where: str) -> str:
     value = _column(row, field, where)
     if not isinstance(value, str):
         raise UserError(f"{where}: `{field}` is {type(value).__name__}, not text")

@@ -3,15 +3,13 @@
 from os import PathLike
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 Source = Literal["stdlib", "datasets", "text", "jsonl", "chat", "traces", "sudoku", "tokens"]
 
 
-class DataConfig(BaseModel):
+class DataConfig(BaseModel, frozen=True, extra="forbid"):
     """One source of training text and how its documents become sequences."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Source = Field(
         default="stdlib",
@@ -24,7 +22,7 @@ class DataConfig(BaseModel):
         "stores (.db), Parquet of `dlm-trace export`, JSON lines of trajectories).",
     )
     heldout_paths: tuple[str, ...] = Field(
-        default=(), description="Files that are the held-out split; without them a hash of each document decides."
+        default=(), description="Held-out files; none: a hash of each document decides."
     )
     document: Literal["file", "paragraph", "line"] = Field(
         default="file", description="source = text: what one document is; paragraphs are separated by blank lines."
@@ -34,18 +32,14 @@ class DataConfig(BaseModel):
     )
 
     dataset: str | None = Field(
-        default=None, description="Hub id or local folder, or the builder json, text or parquet together with `paths`."
+        default=None, description="Hub id or folder, or json, text or parquet for the files in `paths`."
     )
     dataset_config: str | None = Field(default=None, description="Configuration (subset) of the dataset.")
     split: str = Field(default="train", description="Split of the dataset that training reads.")
-    heldout_split: str | None = Field(
-        default=None, description="Split that is held out; without it a hash of each row decides."
-    )
-    streaming: bool = Field(
-        default=False, description="Read the dataset as a stream, through a shuffle buffer, without a full download."
-    )
+    heldout_split: str | None = Field(default=None, description="Held-out split; none: a hash of each row decides.")
+    streaming: bool = Field(default=False, description="Read the dataset as a stream, without a full download.")
     shuffle_buffer: int = Field(
-        default=10_000, ge=1, description="Rows the shuffle buffer of a streamed dataset holds; 1 keeps the order."
+        default=10_000, ge=1, description="Rows of a stream to shuffle among; 1 keeps the order."
     )
 
     messages_field: str | None = Field(
@@ -53,10 +47,10 @@ class DataConfig(BaseModel):
         description="source = chat: the column with a list of {role, content}; only assistant turns are answers.",
     )
     prompt_field: str | None = Field(
-        default=None, description="source = chat: the column with the prompt, with `response_field`."
+        default=None, description="source = chat: the column of prompts, with `response_field`."
     )
     response_field: str | None = Field(
-        default=None, description="source = chat: the column with the response, with `prompt_field`."
+        default=None, description="source = chat: the column of responses, with `prompt_field`."
     )
     answers: Literal["all", "last"] = Field(
         default="all", description="source = chat: which assistant turns are trained on; the others count as prompt."
@@ -66,17 +60,11 @@ class DataConfig(BaseModel):
         default=None, description="source = traces: read only those of the model of this name."
     )
 
-    include_tests: bool = Field(
-        default=False, description="source = stdlib: also read the standard library's own tests."
-    )
-    stdlib_repeat: int = Field(
-        default=1, ge=1, description="source = stdlib: times each training file occurs in one epoch."
-    )
-    site_packages: bool = Field(
-        default=False, description="source = stdlib: add the installed packages to the training split."
-    )
+    include_tests: bool = Field(default=False, description="source = stdlib: also read its own tests.")
+    stdlib_repeat: int = Field(default=1, ge=1, description="source = stdlib: repetitions of each file in an epoch.")
+    site_packages: bool = Field(default=False, description="source = stdlib: train on installed packages, too.")
     site_packages_fraction: float = Field(
-        default=1.0, gt=0, le=1, description="Share of those files to keep, by a hash of the path."
+        default=1.0, gt=0, le=1, description="Share of installed packages' files to keep, by a hash of the path."
     )
     site_packages_max_bytes: int = Field(
         default=200_000, ge=1, description="Larger files of installed packages are skipped."
@@ -99,12 +87,8 @@ class DataConfig(BaseModel):
         description="Share of documents held out of training by hash, but at least one; few text files are cut into pieces "
         "for that. 0: none.",
     )
-    cache: bool = Field(
-        default=True, description="Keep tokenised documents in the user's cache folder (DLM_CACHE moves it)."
-    )
-    prefetch: int = Field(
-        default=0, ge=0, description="Batches a background thread prepares ahead; 0 prepares them when asked."
-    )
+    cache: bool = Field(default=True, description="Keep tokenised documents in the cache folder (DLM_CACHE).")
+    prefetch: int = Field(default=0, ge=0, description="Batches that a background thread prepares ahead; 0: none.")
 
     @field_validator("paths", "heldout_paths", mode="before")
     @classmethod
@@ -119,45 +103,28 @@ class DataConfig(BaseModel):
         return self
 
 
-#: field -> the sources that read it; setting it elsewhere is a mistake, not a no-op.
 READ_BY: dict[str, tuple[Source, ...]] = {
     "paths": ("text", "jsonl", "chat", "traces", "tokens", "datasets"),
     "heldout_paths": ("text", "jsonl", "chat", "traces", "datasets"),
     "document": ("text",),
     "text_fields": ("jsonl", "datasets"),
-    "dataset": ("datasets", "chat"),
-    "dataset_config": ("datasets", "chat"),
-    "split": ("datasets", "chat"),
-    "heldout_split": ("datasets", "chat"),
-    "streaming": ("datasets", "chat"),
-    "shuffle_buffer": ("datasets", "chat"),
-    "messages_field": ("chat",),
-    "prompt_field": ("chat",),
-    "response_field": ("chat",),
-    "answers": ("chat",),
+    **dict.fromkeys(("dataset", "dataset_config", "split", "heldout_split"), ("datasets", "chat")),
+    **dict.fromkeys(("streaming", "shuffle_buffer"), ("datasets", "chat")),
+    **dict.fromkeys(("messages_field", "prompt_field", "response_field", "answers"), ("chat",)),
     "trace_model": ("traces",),
-    "include_tests": ("stdlib",),
-    "stdlib_repeat": ("stdlib",),
-    "site_packages": ("stdlib",),
-    "site_packages_fraction": ("stdlib",),
-    "site_packages_max_bytes": ("stdlib",),
-    "site_packages_only": ("stdlib",),
-    "site_packages_skip": ("stdlib",),
-    "sudoku_pool": ("sudoku",),
-    "sudoku_empty": ("sudoku",),
+    **{name: ("stdlib",) for name in DataConfig.model_fields if name.startswith(("include_tests", "stdlib", "site_"))},
+    **dict.fromkeys(("sudoku_pool", "sudoku_empty"), ("sudoku",)),
 }
+"""Field -> the sources that read it; setting it elsewhere is a mistake."""
 
 
 def _misplaced(config: DataConfig) -> str | None:
     for name, sources in READ_BY.items():
-        changed = getattr(config, name) != DataConfig.model_fields[name].default
-        if changed and config.source not in sources:
-            value = getattr(config, name)
+        value = getattr(config, name)
+        if value != DataConfig.model_fields[name].default and config.source not in sources:
             known = " or ".join(f'"{s}"' for s in sources)
-            return (
-                f"{name} = {list(value) if isinstance(value, tuple) else value!r} is only read with source = {known}, "
-                f'but source = "{config.source}"'
-            )
+            shown = f"{name} = {list(value) if isinstance(value, tuple) else value!r}"
+            return f'{shown} is only read with source = {known}, but source = "{config.source}"'
     if config.dataset is None:
         for name in ("dataset_config", "heldout_split", "streaming"):
             if getattr(config, name):
@@ -181,9 +148,7 @@ def _missing(config: DataConfig) -> str | None:
         if config.pack != "row":
             return f'source = "chat" needs pack = "row", not "{config.pack}": a cut through a conversation may hold no answer'
         if pair[0] is not None and config.messages_field is not None:
-            return (
-                f"messages_field = {config.messages_field!r} and prompt_field = {pair[0]!r} are alternatives: set one"
-            )
+            return f"messages_field = {config.messages_field!r} and prompt_field = {pair[0]!r} are both set: take one"
     if config.source == "sudoku" and not 1 <= config.sudoku_empty[0] <= config.sudoku_empty[1] <= 81:
         return f"sudoku_empty = {list(config.sudoku_empty)} must be [fewest, most] with 1 <= fewest <= most <= 81"
     if config.source in ("jsonl", "datasets") and not config.text_fields:
@@ -191,31 +156,21 @@ def _missing(config: DataConfig) -> str | None:
     return None
 
 
-class TokenizerConfig(BaseModel):
+class TokenizerConfig(BaseModel, frozen=True, extra="forbid"):
     """A byte-level BPE tokenizer to train: its size, what it reads and where it goes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     output: str = Field(
         default="tokenizer",
         description="Folder that receives tokenizer.json, vocab.json, merges.txt and their configs.",
     )
-    data: DataConfig = Field(
-        default=DataConfig(), description="The documents whose training split the merges are learned from."
-    )
-    vocab_size: int = Field(
-        default=4096, ge=260, description="Tokens in all, special ones included; 256 of them are the bytes."
-    )
+    data: DataConfig = Field(default=DataConfig(), description="Merges are learned from its training split.")
+    vocab_size: int = Field(default=4096, ge=260, description="Tokens in all, with special ones and 256 bytes.")
     min_frequency: int = Field(default=2, ge=1, description="A pair seen less often is never merged.")
     mask_token: str = Field(default="[MASK]", min_length=1, description="The token diffusion starts from.")
     eos_token: str = Field(default="<|endoftext|>", min_length=1, description="End of text; also the padding.")
-    chat_tokens: bool = Field(
-        default=True, description="Add <|im_start|> and <|im_end|>, and a chat template that uses them."
-    )
+    chat_tokens: bool = Field(default=True, description="Add <|im_start|>, <|im_end|> and a chat template.")
     special_tokens: tuple[str, ...] = Field(default=(), description="Further tokens that are never split.")
-    max_documents: int | None = Field(
-        default=None, ge=1, description="Stop reading after so many documents (endless streams need it)."
-    )
+    max_documents: int | None = Field(default=None, ge=1, description="Stop after so many; endless streams need it.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "TokenizerConfig":
@@ -223,9 +178,8 @@ class TokenizerConfig(BaseModel):
         if len(set(names)) != len(names):
             raise ValueError(f"mask_token, eos_token and special_tokens name a token twice: {list(names)}")
         if self.vocab_size < 256 + len(names):
-            raise ValueError(
-                f"vocab_size = {self.vocab_size} cannot hold 256 bytes and {len(names)} special tokens: raise it to {256 + len(names)}"
-            )
+            what = f"256 bytes and {len(names)} special tokens"
+            raise ValueError(f"vocab_size = {self.vocab_size} cannot hold {what}: raise it to {256 + len(names)}")
         if self.data.source in ("traces", "sudoku", "tokens"):
             raise ValueError(f'data.source = "{self.data.source}" holds no text to train a tokenizer on')
         return self

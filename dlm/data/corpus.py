@@ -52,9 +52,7 @@ def stdlib_files(config: DataConfig, root: Path | None = None) -> list[SourceFil
     """The standard library, in the order of its paths, without generated tables and (unless asked) tests."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     if not root.is_dir():
-        raise UserError(
-            f"the standard library's folder {root} is missing: this Python ships no sources; use source = text"
-        )
+        raise UserError(f"the standard library at {root} is missing: this Python ships no sources; use source = text")
     files = [f for f in _python_files(root, tests=config.include_tests) if not _is_generated(f)]
     if not files:
         raise UserError(f"no Python source under {root}: this Python ships compiled files only; use source = text")
@@ -141,9 +139,7 @@ def site_package_files(
     kept = []
     for file in _python_files(site, tests=config.include_tests, max_bytes=config.site_packages_max_bytes):
         package = file.path.split("/", 1)[0].removesuffix(".py")
-        if package in config.site_packages_skip or (
-            config.site_packages_only and package not in config.site_packages_only
-        ):
+        if package in config.site_packages_skip or package not in (config.site_packages_only or (package,)):
             continue
         if hash_fraction(file.path, "site") >= config.site_packages_fraction:
             continue

@@ -40,16 +40,8 @@ class Document:
 
 def text_of(row: Row, config: DataConfig) -> str:
     """The text columns of a row, joined by a newline."""
-    parts = []
-    for field in config.text_fields:
-        if field not in row.value:
-            known = ", ".join(map(str, row.value))
-            raise UserError(f"{row.where}: no field `{field}` (data.text_fields); the row has {known}")
-        value = "" if row.value[field] is None else row.value[field]  # null is how tables say "no text"
-        if not isinstance(value, str):
-            raise UserError(f"{row.where}: `{field}` is {type(value).__name__}, not text (data.text_fields)")
-        parts.append(value)
-    return "\n".join(parts)
+    plain = {field: "" if value is None else value for field, value in row.value.items()}  # null: "no text" in tables
+    return "\n".join(chat.text_in(plain, field, f"{row.where}: data.text_fields") for field in config.text_fields)
 
 
 def columns(config: DataConfig) -> tuple[str, ...]:
@@ -88,24 +80,21 @@ def _conversation(row: Row, config: DataConfig, tokenizer: Tokenizer, end: int) 
         pieces = chat.split_turns(messages, tokenizer.apply_chat_template, config.answers)
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
-    ids, prompt = chat.encode_turns(pieces, lambda text: _without_masks(text, tokenizer))
+    ids, prompt = chat.encode_turns(pieces, lambda text: without_masks(text, tokenizer, tokenizer.mask_token))
     return Document(np.append(ids, np.int32(end)), np.append(prompt, False))
 
 
-def _without_masks(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Ids of a turn: the template's tokens are tokens, but a message that writes "[MASK]" holds no mask."""
-    if tokenizer.mask_token is None or tokenizer.mask_token not in text:
+def without_masks(text: str, tokenizer: Tokenizer, mask: str | None) -> list[int]:
+    """Ids of a text: names of special tokens are these, but one that writes `mask`, such as "[MASK]", holds no mask."""
+    if mask is None or mask not in text:
         return tokenizer.encode(text)
-    spelled = tokenizer.encode(tokenizer.mask_token, special=False)
-    parts = tokenizer.encode_batch(text.split(tokenizer.mask_token))
+    spelled = tokenizer.encode(mask, special=False)
+    parts = tokenizer.encode_batch(text.split(mask))
     return [i for number, part in enumerate(parts) for i in ([*spelled, *part] if number else part)]
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
     """The id that ends documents and pads rows."""
     if tokenizer.eos_token_id is None:
-        raise UserError(
-            "the tokenizer names no end-of-text token, which separates and pads documents: "
-            "set eos_token in its tokenizer_config.json"
-        )
+        raise UserError("the tokenizer names no end-of-text token: set eos_token in its tokenizer_config.json")
     return tokenizer.eos_token_id

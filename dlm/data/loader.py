@@ -1,8 +1,8 @@
 """Batches of a stream for one rank, and the exact position to go on from."""
 
-import queue
-import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
@@ -13,12 +13,8 @@ from dlm.errors import UserError
 
 
 @runtime_checkable
-class SampleStream(Protocol):
+class SampleStream(Iterator[Sample], Protocol):
     """Samples in an order that depends on config and seed alone, resumable after any of them."""
-
-    def __iter__(self) -> Iterator[Sample]: ...
-
-    def __next__(self) -> Sample: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -37,7 +33,7 @@ class Batch(TypedDict):
     order: NotRequired[torch.Tensor]
 
 
-class BatchLoader:
+class BatchLoader(Iterator[Batch]):
     """Rows `rank` of every global batch: all ranks read the same stream, so one process sees what many see together.
 
     `state_dict` is the position after the last batch handed out, however far `prefetch` has read ahead. A last batch
@@ -54,9 +50,7 @@ class BatchLoader:
         keep_partial: bool = False,
     ) -> None:
         if batch_size < 1 or batch_size % world_size:
-            raise UserError(
-                f"batch_size = {batch_size} does not divide among {world_size} processes: use a multiple of it"
-            )
+            raise UserError(f"batch_size = {batch_size} does not divide among {world_size} processes: use a multiple")
         if not 0 <= rank < world_size:
             raise UserError(f"rank = {rank} is not in 0..{world_size - 1}")
         if keep_partial and world_size > 1:
@@ -65,9 +59,6 @@ class BatchLoader:
         self.prefetch, self.keep_partial = prefetch, keep_partial
         self._state = stream.state_dict()
         self._ahead: _Ahead | None = None
-
-    def __iter__(self) -> "BatchLoader":
-        return self
 
     def __next__(self) -> Batch:
         if self.prefetch == 0:
@@ -132,37 +123,18 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 class _Ahead:
-    """A thread that reads batches with the state after each; an error in it is raised where the batch is asked for."""
+    """Reads batches with the state after each in a thread; an error in it is raised where the batch is asked for."""
 
-    def __init__(self, read: Any, depth: int) -> None:
-        self._queue: queue.Queue[Any] = queue.Queue(depth)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(read,), name="dlm-prefetch", daemon=True)
-        self._thread.start()
-
-    def _run(self, read: Any) -> None:
-        while not self._stopped.is_set():
-            try:
-                item = read()
-            except BaseException as error:  # handed over, not swallowed
-                item = error
-            while not self._stopped.is_set():
-                try:
-                    self._queue.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            if isinstance(item, BaseException) or item[0] is None:
-                return
+    def __init__(self, read: Callable[[], Any], depth: int) -> None:
+        self._read, self._pool = read, ThreadPoolExecutor(1, "dlm-prefetch")
+        self._batches = deque(self._pool.submit(read) for _ in range(depth))
 
     def next(self) -> Any:
-        item = self._queue.get()
-        if isinstance(item, BaseException) or item[0] is None:
-            self._queue.put(item)  # asked again, the end is still the end
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        found = self._batches[0].result()
+        if found[0] is not None:  # asked again, the end is still the end, and an error the error
+            self._batches.popleft()
+            self._batches.append(self._pool.submit(self._read))
+        return found
 
     def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
+        self._pool.shutdown(cancel_futures=True)

@@ -3,7 +3,6 @@
 import glob
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -41,48 +40,35 @@ def split_paths(config: DataConfig, split: str) -> tuple[tuple[str, ...], str]:
     return config.paths, "paths"
 
 
-@dataclass(frozen=True)
-class _Text:
-    """A document of a text file, and where it begins."""
-
-    text: str
-    path: Path
-    line: int
-
-    def row(self) -> Row:
-        return Row({"text": self.text}, self.text, f"{self.path}:{self.line}")
-
-
 def text_rows(config: DataConfig, split: str) -> Iterator[Row]:
     """Documents of text files: whole files, paragraphs or lines, split by a hash of their content.
 
     Of so few files that one would be more than `data.heldout_fraction` of them, pieces are held out instead.
     """
-    side = Split.of(config, ((found.text, found.text) for found in _texts(config, split)))
+    side = Split.of(config, ((row.key, row.key) for row in _texts(config, split)))
     documents = side.documents
     if documents == 1 or (documents and config.document == "file" and documents * config.heldout_fraction < 1):
         yield from _cut_rows(config, split)
         return
-    for found in _texts(config, split):
-        if side.takes(found.text, found.text, split):
-            yield found.row()
+    yield from (row for row in _texts(config, split) if side.takes(row.key, row.key, split))
 
 
 def _cut_rows(config: DataConfig, split: str) -> Iterator[Row]:
     """Pieces of the documents, neighbours on one side of the split joined again."""
     documents = list(_texts(config, split))
-    pieces = list(cut(found.text for found in documents))
+    pieces = list(cut(row.key for row in documents))
     side = Split.of(config, ((p.strip(), p.strip()) for each in pieces for p in each if p.strip()))
-    for found, parts in zip(documents, pieces, strict=True):
-        line = found.line
+    for row, parts in zip(documents, pieces, strict=True):
+        path, _, first = row.where.rpartition(":")
+        line = int(first)
         for taken, run in groupby(parts, key=lambda part: side.takes(part.strip(), part.strip(), split)):
             text = "".join(run)
             if taken and text.strip():
-                yield _Text(text, found.path, line).row()
+                yield Row({"text": text}, text, f"{path}:{line}")
             line += text.count("\n")
 
 
-def _texts(config: DataConfig, split: str) -> Iterator[_Text]:
+def _texts(config: DataConfig, split: str) -> Iterator[Row]:
     """Every document that is not blank, of both sides."""
     paths, field = split_paths(config, split)
     for path in find_files(paths, PATTERNS["text"], field):
@@ -90,14 +76,12 @@ def _texts(config: DataConfig, split: str) -> Iterator[_Text]:
             text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
         except UnicodeDecodeError as error:
             line = path.read_bytes()[: error.start].count(b"\n") + 1
-            raise UserError(
-                f"{path}:{line}: not UTF-8 ({error.reason}); convert the file, or leave it out of data.{field}"
-            ) from error
-        yield from (_Text(part, path, number) for number, part in _parts(text, config.document) if part.strip())
+            raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); convert it, or change data.{field}") from error
+        parts = ((number, part) for number, part in _parts(text, config.document) if part.strip())
+        yield from (Row({"text": part}, part, f"{path}:{number}") for number, part in parts)
 
 
 def _parts(text: str, document: str) -> Iterator[tuple[int, str]]:
-    """(line number, text) of each document."""
     if document == "file":
         yield 1, text
         return
@@ -117,9 +101,7 @@ def _parts(text: str, document: str) -> Iterator[tuple[int, str]]:
 def json_rows(config: DataConfig, split: str) -> Iterator[Row]:
     """Objects of JSON-lines files, one a line, split by a hash of the line."""
     side = Split.of(config, ((row.key, content(row, config)) for row in _objects(config, split)))
-    for row in _objects(config, split):
-        if side.takes(row.key, content(row, config), split):
-            yield row
+    yield from (row for row in _objects(config, split) if side.takes(row.key, content(row, config), split))
 
 
 def _objects(config: DataConfig, split: str) -> Iterator[Row]:

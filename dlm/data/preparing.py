@@ -22,8 +22,6 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class _Job:
-    """What was asked of `prepare`."""
-
     config: DataConfig
     tokenizer: Tokenizer
     length: int
@@ -88,9 +86,7 @@ def _write_split(job: _Job, folder: Path, split: str) -> list[dict[str, Any]]:
     if progress.is_file():
         saved = json.loads(progress.read_text("utf-8"))
         if saved["request"] != asked:
-            raise UserError(
-                f"{folder} holds half-written shards of another tokenizer, length or [data]: give an empty folder"
-            )
+            raise UserError(f"{folder} has unfinished shards of another tokenizer, length or [data]: give an empty one")
         shards = saved["shards"]
         stream.load_state_dict(saved["state"])
     while True:

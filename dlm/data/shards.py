@@ -21,12 +21,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a prepared folder."""
     file = folder / MANIFEST
     if not file.is_file():
-        half = (
-            "preparing it was not finished; run it again"
-            if any(folder.glob(f"*/{PROGRESS}"))
-            else "write it with `prepare`"
-        )
-        raise UserError(f"data.paths: {folder} holds no {MANIFEST}: {half}")
+        begun = any(folder.glob(f"*/{PROGRESS}"))
+        advice = "preparing it was not finished; run it again" if begun else "write it with `prepare`"
+        raise UserError(f"data.paths: {folder} holds no {MANIFEST}: {advice}")
     try:
         return json.loads(file.read_text("utf-8"))
     except ValueError as error:
@@ -41,9 +38,7 @@ def open_shards(config: DataConfig, tokenizer: Tokenizer, length: int, split: st
     manifest = read_manifest(folder)
     for name, have in (("length", length), ("tokenizer", tokenizer.fingerprint)):
         if manifest[name] != have:
-            raise UserError(
-                f"{folder} was prepared with {name} {manifest[name]}, but this run has {have}: prepare it again"
-            )
+            raise UserError(f"{folder} was prepared with {name} {manifest[name]}, not {have}: prepare it again")
     if split not in manifest["splits"]:
         raise UserError(f"{folder} holds no {split} split, only {', '.join(manifest['splits'])}")
     shards = manifest["splits"][split]
@@ -63,7 +58,7 @@ def _documents(folder: Path, shards: list[dict[str, Any]]) -> Iterator[Document]
             raise UserError(f"{path} cannot be read: {error}; prepare the folder again") from error
         if table.num_rows != shard["samples"]:
             raise UserError(
-                f"{path} holds {table.num_rows} samples, the manifest says {shard['samples']}: prepare it again"
+                f"{path} has {table.num_rows} samples, its manifest says {shard['samples']}: prepare it again"
             )
         ids = _matrix(table, "input_ids").astype(np.int32)
         masks = _matrix(table, "prompt_mask").astype(np.bool_) if "prompt_mask" in table.column_names else None

@@ -46,9 +46,7 @@ def build_stream(
     if config.source == "sudoku":
         return _sudoku(config, length, split, seed)
     if tokenizer is None:
-        raise UserError(
-            f'data.source = "{config.source}" needs a tokenizer: name its folder, or train one with dlm-tokenizer'
-        )
+        raise UserError(f'data.source = "{config.source}" needs a tokenizer: name its folder, or train one')
     pack, rotate = "row", True
     if config.source == "tokens":
         from dlm.data.shards import open_shards
@@ -76,9 +74,8 @@ def build_table(config: DataConfig, tokenizer: Tokenizer, split: str) -> TokenTa
     key = {"content": content, "tokenizer": tokenizer.fingerprint, "end": end_of_text(tokenizer)}
     if config.source == "chat":
         key |= {"template": tokenizer.chat_template, "answers": config.answers}
-    return cached_table(
-        key, lambda: TokenTable.of(encode_all(rows(), config, tokenizer), tokenizer.vocab_size), config.cache
-    )
+    size = tokenizer.vocab_size
+    return cached_table(key, lambda: TokenTable.of(encode_all(rows(), config, tokenizer), size), config.cache)
 
 
 def rows_of(config: DataConfig, split: str) -> Iterator[Row]:
@@ -134,8 +131,6 @@ def _sudoku(config: DataConfig, length: int, split: str, seed: int) -> "SampleSt
     from dlm.sudoku.stream import SudokuStream
 
     if length != SudokuStream.length:
-        raise UserError(
-            f'length = {length}: with data.source = "sudoku" a sequence is a grid of {SudokuStream.length} cells'
-        )
+        raise UserError(f'length = {length}: with data.source = "sudoku" a sequence has {SudokuStream.length} cells')
     stream = SudokuStream(split=split, seed=seed, pool_size=config.sudoku_pool, empty=config.sudoku_empty)
     return cast("SampleStream", stream)  # its samples are plain dicts with the same keys

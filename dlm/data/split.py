@@ -51,9 +51,8 @@ class Split:
     def takes(self, key: str, text: str, split: str) -> bool:
         """Whether the document belongs to `split`, train or heldout."""
         # Few documents are told apart by their text alone: two rows with one text must not be on both sides.
-        return self.named or (hash_fraction(key if self.documents is None else text, SALT) < self.bound) == (
-            split == "heldout"
-        )
+        held_out = hash_fraction(key if self.documents is None else text, SALT) < self.bound
+        return self.named or held_out == (split == "heldout")
 
 
 def cut(texts: Iterable[str]) -> Iterator[list[str]]:

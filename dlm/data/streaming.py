@@ -50,7 +50,7 @@ def _explained(what: str) -> Iterator[None]:
         raise
     except ConnectionError as error:
         raise UserError(
-            f"{what} cannot be reached and is not in the local cache: {error}. Go online once, or point data.paths at local files"
+            f"{what} is out of reach and not in the local cache: {error}. Go online once, or give local files in data.paths"
         ) from error
     except (OSError, ValueError, DatasetsError) as error:
         raise UserError(f"{what} cannot be read: {error}") from error
@@ -61,9 +61,7 @@ def _data_files(config: DataConfig, split: str) -> list[str] | None:
     if not paths:
         return None
     if config.dataset not in BUILDERS:
-        raise UserError(
-            f'data.{field} = {list(paths)} needs data.dataset = json, text or parquet, not "{config.dataset}"'
-        )
+        raise UserError(f"data.{field} = {list(paths)} needs data.dataset json, text or parquet, not {config.dataset}")
     return [str(p) for p in find_files(paths, BUILDERS[config.dataset], field)]
 
 
@@ -180,7 +178,7 @@ class ShuffleBuffer:
         self._begin(state["upstream"])
 
 
-class DatasetStream:
+class DatasetStream(Iterator[Sample]):
     """Samples of a streamed dataset: split by hash, shuffled, tokenised and packed as they come."""
 
     def __init__(
@@ -189,16 +187,12 @@ class DatasetStream:
         self.config, self.tokenizer, self.split, self.epochs = config, tokenizer, split, epochs
         dataset = open_dataset(config, split, streaming=True)
         # The columns that are read, and no others: an image or a date has no place in a checkpoint.
-        self.buffer = ShuffleBuffer(
-            dataset, config.shuffle_buffer, seed, str(config.dataset), lambda row, n: _row(row, config, n).value
-        )
+        name, size = str(config.dataset), config.shuffle_buffer
+        self.buffer = ShuffleBuffer(dataset, size, seed, name, lambda row, n: _row(row, config, n).value)
         self.packer = PACKERS[config.pack](length, end_of_text(tokenizer))
         self.side = _split(config, split)
         self.index = 0
         self.documents = 0  # of this epoch: one without any would go round for ever
-
-    def __iter__(self) -> "DatasetStream":
-        return self
 
     def __next__(self) -> Sample:
         while (cut := self.packer.pop()) is None:
@@ -213,9 +207,8 @@ class DatasetStream:
         drawn = self.buffer.next()
         if drawn is None:
             if self.documents == 0:
-                room = (
-                    f" with an answer in its first {self.packer.length} tokens" if self.config.source == "chat" else ""
-                )
+                chat = self.config.source == "chat"
+                room = f" with an answer in its first {self.packer.length} tokens" if chat else ""
                 raise UserError(f'data.dataset = "{self.config.dataset}" has no text{room} in its {self.split} split')
             self.documents = 0
             return
@@ -232,9 +225,7 @@ class DatasetStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("kind") != "datasets":
-            raise UserError(
-                f"the checkpoint's data position is of kind {state.get('kind')!r}, not of a streamed dataset: keep [data]"
-            )
+            raise UserError(f"the checkpoint's data is {state.get('kind')!r}, not a streamed dataset: keep [data]")
         self.index, self.documents = state["index"], state["documents"]
         self.buffer.load_state_dict(state["buffer"])
         self.packer.load_state_dict(state["packer"])

@@ -1,7 +1,7 @@
 """All documents of a corpus as one array of ids, and a stream of sequences cut from it."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -47,17 +47,14 @@ class TokenTable:
 
     def document(self, where: slice | NDArray[np.int64]) -> Document:
         """What stands at these places."""
-        prompt = None if self.prompt is None else np.asarray(self.prompt[where])
-        order = None if self.order is None else np.asarray(self.order[where])
-        return Document(np.asarray(self.ids[where]).astype(np.int32), prompt, order)
+        beside = (None if values is None else np.asarray(values[where]) for values in (self.prompt, self.order))
+        return Document(np.asarray(self.ids[where]).astype(np.int32), *beside)
 
     def save(self, folder: Path) -> None:
         """Write the arrays as .npy files into a folder that appears whole."""
         with new_folder(folder) as temporary:
-            np.save(temporary / "ids.npy", self.ids)
-            np.save(temporary / "starts.npy", self.starts)
-            for name in BESIDE:
-                if (values := getattr(self, name)) is not None:
+            for name, values in vars(self).items():
+                if values is not None:
                     np.save(temporary / f"{name}.npy", values)
 
     @classmethod
@@ -87,7 +84,7 @@ def cached_table(key: dict[str, Any], build: Callable[[], TokenTable], enabled: 
     return TokenTable.open(folder)
 
 
-class TableStream:
+class TableStream(Iterator[Sample]):
     """Sequences of a table in an order addressed by (seed, epoch), so that its whole state is one counter.
 
     fixed: an epoch lays the documents in a ring, rotates it by a random offset and cuts it, so that no token is always
@@ -117,9 +114,6 @@ class TableStream:
                 f"length {length}" + (" with an answer in it" if self._rows is not None else "") + f"; {remedy}"
             )
 
-    def __iter__(self) -> "TableStream":
-        return self
-
     def __next__(self) -> Sample:
         if self.epochs is not None and self.index >= self.epochs * self.samples_per_epoch:
             raise StopIteration
@@ -136,9 +130,8 @@ class TableStream:
 
     def _cut(self, epoch: int, place: int) -> Document:
         total = len(self.table.ids)
-        offset = (
-            int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0] % np.uint64(total)) if self.rotate else 0
-        )
+        luck = int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0])
+        offset = luck % total if self.rotate else 0
         where = (offset + place * self.length + np.arange(self.length)) % total
         return self.table.document(where)
 

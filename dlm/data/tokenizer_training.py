@@ -76,9 +76,8 @@ def _learn(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenize
         if process.returncode:
             log.seek(0)
             said = log.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise UserError(
-                f"the tokenizer could not be trained: {said or f'its process ended with status {process.returncode}'}"
-            )
+            said = said or f"its process ended with status {process.returncode}"
+            raise UserError(f"the tokenizer could not be trained: {said}")
     return tokenizers.Tokenizer.from_str(learned.decode())
 
 

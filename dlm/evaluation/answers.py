@@ -1,6 +1,9 @@
-"""Answers found in what a model wrote: boxed, behind ####, in braces of their own, behind "the answer is"; in that order."""
+"""Answers found in what a model wrote, and short ones compared: boxed, behind ####, in braces of their own, behind "the answer is"; in that order."""
 
 import re
+import string
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 
 # What a base model goes on with when it has answered: the next question of its own making.
@@ -79,3 +82,20 @@ def _group(text: str, start: int) -> str | None:
         if depth == 0:
             return text[start + 1 : at]
     return None
+
+
+def normalise(text: str) -> str:
+    """SQuAD's: lower case, without punctuation, articles and extra blanks."""
+    kept = "".join(c for c in text.casefold() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
+    return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", kept).split())
+
+
+def f1(got: str, want: str) -> float:
+    """Of the words of two normalised answers; a yes or no is right or wrong."""
+    if got == want:
+        return float(bool(got))
+    if {got, want} & {"yes", "no", "noanswer"}:
+        return 0.0
+    first, second = got.split(), want.split()
+    common = sum((Counter(first) & Counter(second)).values())
+    return 2 * common / (len(first) + len(second)) if common else 0.0

@@ -43,9 +43,7 @@ class Run:
         bounds = [row for row in rows if "bound" in row]
         checkpoints = found(folder / "checkpoints")
         if not checkpoints:
-            raise UserError(
-                f"{folder} has no checkpoint, and with it no config of the run: keep checkpoints/ for the card"
-            )
+            raise UserError(f"{folder} has no checkpoint, so no config of the run: keep checkpoints/ for the card")
         config = json.loads((checkpoints[0] / "config.json").read_text("utf-8"))
         return cls(
             steps=steps[-1]["step"],
@@ -108,13 +106,7 @@ class About:
 
 
 def render_card(
-    name: str,
-    *,
-    about: About,
-    run: Run,
-    tables: Sequence[Table],
-    facts: Mapping[str, str],
-    hardware: str,
+    name: str, *, about: About, run: Run, tables: Sequence[Table], facts: Mapping[str, str], hardware: str
 ) -> str:
     """README.md of a model's folder. `facts` are further lines of the training table; `hardware` is what it ran on."""
     header = ["---", "license: apache-2.0", "library_name: dlm", "tags:"]
@@ -191,9 +183,8 @@ def machine() -> str:
         named = re.search(r"^model name\s*:\s*(.+)$", info.read_text("utf-8", "replace"), re.MULTILINE)
         model = named[1].strip() if named else model
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return (
-        f"{model}, {os.cpu_count()} logical cores{gpu}; Python {platform.python_version()}, torch {torch.__version__}"
-    )
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{model}, {os.cpu_count()} logical cores{gpu}; {versions}"
 
 
 def _duration(seconds: float) -> str:

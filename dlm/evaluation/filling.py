@@ -1,6 +1,6 @@
 """One way of filling masks, and batches of canvases filled that way by `dlm.infill`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,41 +59,24 @@ def fill(
     seed: int = 0,
     tick: Tick | None = None,
 ) -> "list[Generation]":
-    """Fill the mask ids of each canvas; results in the order of `canvases`.
+    """Fill the mask ids of each canvas; results in the order of `canvases`, whatever shares a batch.
 
-    Canvases alike in length and masks share a batch, because a batch lasts as long as its slowest. What each one gets
-    does not depend on its batch: that is a promise of the sampler.
+    With one token a step, any number of steps from the masks on means the same, so all take the largest; with more, only
+    canvases of equal steps go together.
     """
     from dlm.inference.generation import infill
 
+    steps = [filling.steps(list(canvas).count(lm.require_mask_id())) for canvas in canvases]
+    if filling.tokens_per_step == 1:
+        steps = [max(steps)] * len(steps) if steps else []
     results: dict[int, Generation] = {}
-    for chosen, steps in _batches(lm.require_mask_id(), canvases, filling, batch_size):
-        prompts = [list(canvases[i]) for i in chosen]
-        filled = infill(
-            lm, prompts, rule=filling.rule, steps=steps, seed=seed, batch_size=batch_size, **filling.options
-        )
-        results.update(zip(chosen, filled, strict=True))
-        if tick is not None:
-            tick(len(chosen))
+    for count in sorted(set(steps)):
+        alike = sorted((i for i, own in enumerate(steps) if own == count), key=lambda i: len(canvases[i]))
+        for start in range(0, len(alike), batch_size):
+            chosen = alike[start : start + batch_size]
+            prompts, settings = [list(canvases[i]) for i in chosen], {"steps": count, "seed": seed, **filling.options}
+            filled = infill(lm, prompts, rule=filling.rule, batch_size=batch_size, **settings)
+            results.update(zip(chosen, filled, strict=True))
+            if tick is not None:
+                tick(len(chosen))
     return [results[i] for i in range(len(canvases))]
-
-
-def _batches(
-    mask_id: int, canvases: Sequence[Sequence[int]], filling: Filling, size: int
-) -> Iterator[tuple[list[int], int]]:
-    """Numbers of canvases to decode together, and their steps.
-
-    With one token a step any number of steps from the masks on means the same, so all may share the largest; with more,
-    only canvases of equal steps go together.
-    """
-    masks = [list(canvas).count(mask_id) for canvas in canvases]
-    order = sorted(range(len(canvases)), key=lambda i: (filling.steps(masks[i]), len(canvases[i]), i))
-    start = 0
-    while start < len(order):
-        end = min(start + size, len(order))
-        steps = filling.steps(masks[order[end - 1]])
-        if filling.tokens_per_step > 1:
-            steps = filling.steps(masks[order[start]])
-            end = next((j for j in range(start, end) if filling.steps(masks[order[j]]) != steps), end)
-        yield order[start:end], steps
-        start = end

@@ -24,6 +24,7 @@ ROUND = 8
 HOLES: dict[Hole, Callable[[int], int]] = {"oracle": lambda n: n, "given": lambda n: -(-n // ROUND) * ROUND}
 CHARACTERS = 16  # a token; only texts longer than this allows are cut before they are tokenised
 
+RATES = ("exact", "stripped", "parses", "true_parses", "blank_parses")
 DEFAULT = Filling(rule="low_confidence")
 
 
@@ -73,20 +74,15 @@ class InfillResult:
 
     def row(self) -> dict[str, Any]:
         """One line of a table."""
-        rates = {
-            name: str(getattr(self, name)) for name in ("exact", "stripped", "parses", "blank_parses", "true_parses")
-        }
+        rates = {name: str(getattr(self, name)) for name in RATES}
         numbers = {"tpf": round(self.tpf, 2), "hole_tokens": round(self.hole_tokens, 1), "lines": self.exact.total}
         return {"hole": self.hole, "decoding": self.decoding, **numbers, **rates}
 
     def to_dict(self, examples: int = 12) -> dict[str, Any]:
         """Plain values for JSON, with the first few answers."""
-        numbers = {
-            name: getattr(self, name) for name in ("hole", "decoding", "length", "hole_tokens", "nfe", "tpf", "seconds")
-        }
-        rates = ("exact", "stripped", "parses", "true_parses", "blank_parses")
-        shown = [vars(grade) for grade in self.grades[:examples]]
-        return {**numbers, **{name: getattr(self, name).to_dict() for name in rates}, "examples": shown}
+        found = {name: value.to_dict() if name in RATES else value for name, value in vars(self).items()}
+        del found["grades"]
+        return {**found, "examples": [vars(grade) for grade in self.grades[:examples]]}
 
 
 HEADINGS = {

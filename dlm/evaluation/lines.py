@@ -39,13 +39,7 @@ class LineTask:
 
 
 def heldout_lines(
-    data: DataConfig,
-    count: int = 250,
-    seed: int = 0,
-    *,
-    context: int = 400,
-    shortest: int = 8,
-    longest: int = 100,
+    data: DataConfig, count: int = 250, seed: int = 0, *, context: int = 400, shortest: int = 8, longest: int = 100
 ) -> list[LineTask]:
     """`count` lines drawn evenly from all that qualify in the held-out files of `data` (source stdlib or text).
 

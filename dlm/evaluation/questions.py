@@ -65,9 +65,8 @@ def _question(line: str, where: str) -> Question:
         row: Any = json.loads(line)
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise UserError(
-            f"{where}: no Unicode text: it holds {error.object[error.start]!a}, half of a surrogate pair"
-        ) from None
+        half = f"it holds {error.object[error.start]!a}, half of a surrogate pair"
+        raise UserError(f"{where}: no Unicode text: {half}") from None
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a thousand brackets
         raise UserError(f"{where}: not JSON ({error}); a dataset holds one object a line") from None
     if not isinstance(row, dict):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlm.data.documents import without_masks
 from dlm.diffusion.bound import estimate
 from dlm.errors import UserError
 from dlm.models.lm import LM
@@ -36,12 +37,7 @@ class Score:
 
 
 def score(
-    lm: LM,
-    texts: str | Sequence[str | tuple[str, str]],
-    *,
-    draws: int = 32,
-    batch_size: int = 16,
-    seed: int = 0,
+    lm: LM, texts: str | Sequence[str | tuple[str, str]], *, draws: int = 32, batch_size: int = 16, seed: int = 0
 ) -> list[Score]:
     """-log p of each text, or of each continuation given its context, in nats; scores are in the order of `texts`.
 
@@ -100,9 +96,7 @@ def _listed(texts: object) -> Sequence[object]:
     if isinstance(texts, str):
         return [texts]
     if not isinstance(texts, Sequence):
-        raise UserError(
-            f"texts must be a list of strings or of pairs (context, continuation), not {type(texts).__name__}"
-        )
+        raise UserError(f"texts must be a list of strings or pairs (context, continuation), not {type(texts).__name__}")
     if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts):
         raise UserError("texts is a single pair: write [(context, continuation)], or a list for two texts")
     return texts
@@ -120,9 +114,7 @@ def _item(lm: LM, text: object, where: str) -> _Item:
         before = [need_token(lm.network, "eos_token_id", why)]
     length, limit = len(before) + len(after), config.context_length
     if length > limit:
-        raise UserError(
-            f"{where} has {length} tokens, and model {lm.name!r} has a context of {limit}: score it in parts"
-        )
+        raise UserError(f"{where} has {length} tokens, but model {lm.name!r} a context of {limit}: score it in parts")
     address = blake2b(repr(before if context else after).encode(), digest_size=4).digest()
     exact = spec.kind == "causal" or 1 in (len(after), spec.block_length)
     return _Item(before + after, len(after), size, exact, int.from_bytes(address, "little"))
@@ -145,13 +137,8 @@ def _tokens(lm: LM, context: str, text: str, where: str) -> tuple[list[int], lis
 def _encode(lm: LM, text: str) -> list[int]:
     """Ids of a text; what is spelt like the mask is text."""
     tokenizer = lm.require_tokenizer()
-    ids = tokenizer.encode(text)
     mask = None if lm.mask_id is None else tokenizer.backend.id_to_token(lm.mask_id)
-    if mask is None or lm.mask_id not in ids:
-        return ids
-    first, *rest = (tokenizer.encode(part) for part in text.split(mask))
-    plain = tokenizer.encode(mask, special=False)
-    return first + [token for part in rest for token in (*plain, *part)]
+    return without_masks(text, tokenizer, mask)
 
 
 def _batches(items: Sequence[_Item], size: int) -> Iterator[list[int]]:

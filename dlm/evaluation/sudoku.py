@@ -104,9 +104,8 @@ class SudokuResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        rates = {name: getattr(self, name).to_dict() for name in ("solved", "easy")}
-        numbers = {name: getattr(self, name) for name in ("decoding", "cell_accuracy", "nfe", "tpf", "seconds")}
-        return {**numbers, **rates, "bands": {band: rate.to_dict() for band, rate in self.bands.items()}}
+        found = {name: value.to_dict() if isinstance(value, Rate) else value for name, value in vars(self).items()}
+        return {**found, "bands": {band: rate.to_dict() for band, rate in self.bands.items()}}
 
 
 HEADINGS = {
@@ -122,13 +121,7 @@ HEADINGS = {
 
 
 def evaluate_sudoku(
-    lm: "LM",
-    puzzles: Puzzles,
-    decoding: Filling,
-    *,
-    batch_size: int = 64,
-    seed: int = 0,
-    tick: Tick | None = None,
+    lm: "LM", puzzles: Puzzles, decoding: Filling, *, batch_size: int = 64, seed: int = 0, tick: Tick | None = None
 ) -> SudokuResult:
     """Solve every puzzle with `dlm.infill` and check each answer against the rules and the givens."""
     from dlm.models.required import require_lm

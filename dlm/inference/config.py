@@ -33,10 +33,8 @@ MOST = 2**20
 """Tokens, or steps, of one request; refused before any memory is asked for."""
 
 
-class ModelSection(BaseModel):
+class ModelSection(BaseModel, frozen=True, extra="forbid"):
     """[model]: what to load, and where to."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(
         default="pico", min_length=1, description="A bundled model (pico, sudoku), a folder, or a hub id."
@@ -156,10 +154,8 @@ class SamplerConfig(RuleSettings):
         return self
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """[engine]: what is kept between forwards, and how much runs at a time. Of these only `cache` can change tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cache: Cache = Field(
         default="auto",

@@ -65,14 +65,12 @@ def _inject(network: Transformer, settings: "LoraConfig", source: str) -> None:
     try:
         require().inject_adapter_in_model(settings, network)
     except ValueError as error:
-        names = sorted(
-            {name.rpartition(".")[2] for name, m in network.layers.named_modules() if isinstance(m, nn.Linear)}
-        )
-        raise UserError(f"{source}: {error}; this network's linear layers are {', '.join(names)}") from error
+        linear = (name for name, module in network.layers.named_modules() if isinstance(module, nn.Linear))
+        names = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+        raise UserError(f"{source}: {error}; this network's linear layers are {names}") from error
 
 
 def is_adapted(network: nn.Module) -> bool:
-    """Whether adapters are attached and not merged."""
     return hasattr(network, "peft_config")
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 AttentionKind = Literal["bidirectional", "causal", "block_causal"]
 MOST_LAYERS, MOST_EXPERTS, MOST_HEADS = 4096, 4096, 2**14
@@ -12,10 +12,8 @@ MOST_WIDTH, MOST_TOKENS, MOST_POSITIONS, MOST_BLOCK = 2**20, 2**24, 2**31 - 1, 2
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class MoEConfig(BaseModel):
+class MoEConfig(BaseModel, frozen=True, extra="forbid"):
     """Mixture-of-experts feed-forward: sigmoid or softmax router, optional groups, bias and shared experts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_experts: int = Field(gt=0, le=MOST_EXPERTS, description="routed experts a layer")
     num_experts_per_tok: int = Field(gt=0, description="experts each token is sent to")
@@ -53,10 +51,8 @@ class MoEConfig(BaseModel):
         return self
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     """The one Transformer's shape; the names are those of Hugging Face configurations."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_type: str = Field(default="dlm", description="checkpoint family: a key of dlm.models.families.FAMILIES")
     vocab_size: int = Field(

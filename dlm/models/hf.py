@@ -108,9 +108,8 @@ class HubModel(_PreTrainedModel):
         logits: Float[Tensor, "b l v"] = self.network(input_ids, position_ids, valid)
         loss = None
         if labels is not None:
-            aligned, targets = (
-                (logits[:, :-1], labels[:, 1:]) if self.network.config.shifted_logits else (logits, labels)
-            )
+            shift = self.network.config.shifted_logits
+            aligned, targets = (logits[:, :-1], labels[:, 1:]) if shift else (logits, labels)
             loss = F.cross_entropy(aligned.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
         output = MaskedLMOutput(loss=loss, logits=logits)
         return output.to_tuple() if return_dict is False else output

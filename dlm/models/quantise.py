@@ -29,14 +29,8 @@ def quantise(network: Transformer, kind: Quantisation, device: torch.device, dou
 
 def _nf4(library: Any, linear: nn.Linear, double: bool) -> nn.Module:
     weight, options = linear.weight, {"quant_type": "nf4", "compress_statistics": double}
-    found = library.nn.Linear4bit(
-        linear.in_features,
-        linear.out_features,
-        linear.bias is not None,
-        compute_dtype=weight.dtype,
-        device="meta",
-        **options,
-    )
+    sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+    found = library.nn.Linear4bit(*sizes, compute_dtype=weight.dtype, device="meta", **options)
     found.weight = library.nn.Params4bit(weight.data, requires_grad=False, module=found, **options)
     found.bias = linear.bias
     # The kernel for CPUs with AVX512-BF16 repacks the weights at the first forward in eval mode: it wants rows in
@@ -46,9 +40,8 @@ def _nf4(library: Any, linear: nn.Linear, double: bool) -> nn.Module:
 
 
 def _int8(library: Any, linear: nn.Linear, double: bool) -> nn.Module:
-    found = library.nn.Linear8bitLt(
-        linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False, device="meta"
-    )
+    sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+    found = library.nn.Linear8bitLt(*sizes, has_fp16_weights=False, device="meta")
     found.weight = library.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
     found.bias = linear.bias
     return found

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, model_validator
 
 from dlm.data.config import DataConfig
 from dlm.inference.config import EngineConfig, ModelSection, SamplerConfig
@@ -10,30 +10,24 @@ from dlm.inference.readers import SAMPLER_READERS
 from dlm.reading import judged, unread
 
 
-class TrajectoriesSection(BaseModel):
+class TrajectoriesSection(BaseModel, frozen=True, extra="forbid"):
     """[trajectories]: what is decoded of the data, and where the traces go."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     responses: Literal["free", "forced"] = Field(
         default="free",
         description="free: the teacher answers each prompt itself; forced: the data's own answers, of which the teacher "
         "decides the order alone: the rule picks positions as ever, and each gets the given token.",
     )
-    samples: int | None = Field(
-        default=None, ge=1, description="Prompts to take from the data; none: one pass over its training split."
-    )
+    samples: int | None = Field(default=None, ge=1, description="Prompts to take; none: one pass over the data.")
     length: int = Field(default=256, ge=2, description="Tokens read of a prompt and its answer, at most.")
     prompt_length: int | Literal["all"] = Field(
         default=32,
         description='Data without marked prompts: so many tokens of each text are the prompt; "all": the whole text is.',
     )
     batch_size: int = Field(default=32, ge=1, description="Prompts decoded at a time, and lost at most when killed.")
-    store: str = Field(
-        default="runs/trajectories.db", min_length=1, description="Trace store that is added to: data.paths reads it."
-    )
+    store: str = Field(default="runs/trajectories.db", min_length=1, description="Trace store to add to.")
     parquet: str | None = Field(
-        default=None, min_length=1, description="Folder or fsspec URL to export the store to when all is done."
+        default=None, min_length=1, description="Folder or fsspec URL for an export at the end."
     )
 
     @model_validator(mode="after")
@@ -46,10 +40,8 @@ class TrajectoriesSection(BaseModel):
         return self
 
 
-class TrajectoriesConfig(BaseModel):
+class TrajectoriesConfig(BaseModel, frozen=True, extra="forbid"):
     """Everything `dlm-prepare trajectories` reads."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: ModelSection = Field(default=ModelSection(), description="The teacher.")
     sampler: SamplerConfig = Field(
@@ -58,9 +50,7 @@ class TrajectoriesConfig(BaseModel):
     )
     engine: EngineConfig = Field(default=EngineConfig(), description="How prompts are run together.")
     data: DataConfig = Field(default=DataConfig(), description="Where prompts and answers come from.")
-    trajectories: TrajectoriesSection = Field(
-        default=TrajectoriesSection(), description="What is decoded, and where it goes."
-    )
+    trajectories: TrajectoriesSection = Field(default=TrajectoriesSection(), description="What is decoded, where to.")
 
     @model_validator(mode="after")
     def _possible(self, info: ValidationInfo) -> "TrajectoriesConfig":
@@ -70,16 +60,11 @@ class TrajectoriesConfig(BaseModel):
         if self.data.source == "sudoku" and t.samples is None:
             raise ValueError('trajectories.samples is not set, and data.source = "sudoku" has no end')
         if self.data.source == "chat" and self.data.answers != "last":
-            raise ValueError(
-                'data.source = "chat" needs data.answers = "last" here: a trajectory is of one answer, at the end'
-            )
+            raise ValueError('data.source = "chat" needs data.answers = "last": a trajectory is of the last one')
         if t.prompt_length == "all" and self.data.source != "chat" and self.data.pack != "row":
-            raise ValueError(
-                f'trajectories.prompt_length = "all" needs data.pack = "row", not "{self.data.pack}": a text is a prompt'
-            )
+            needs = f'needs data.pack = "row", not "{self.data.pack}"'
+            raise ValueError(f'trajectories.prompt_length = "all" {needs}: a text is then a prompt')
         if t.responses == "forced" and s.edit_threshold is not None:
-            raise ValueError(
-                f'sampler.edit_threshold = {s.edit_threshold} changes tokens, which trajectories.responses = "forced" '
-                "gives: leave it out"
-            )
+            what = 'what trajectories.responses = "forced" gives'
+            raise ValueError(f"sampler.edit_threshold = {s.edit_threshold} changes {what}: leave it out")
         return self

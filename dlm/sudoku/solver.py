@@ -56,9 +56,8 @@ _EVERY = (1 << 729) - 1
 
 def _met(option: int) -> tuple[int, ...]:
     """The constraint of each family that `option` meets, as its anchor bit."""
-    return tuple(
-        _bits(option - s for s in f.shifts() if option >= s and f.anchors >> option - s & 1) for f in _FAMILIES
-    )
+    before = [(f.anchors, [option - s for s in f.shifts() if option >= s]) for f in _FAMILIES]
+    return tuple(_bits(place for place in places if anchors >> place & 1) for anchors, places in before)
 
 
 def _clear(option: int) -> int:
@@ -138,9 +137,7 @@ def search(state: State, rng: np.random.Generator | None = None) -> Iterator[Gri
         if settled is None:
             continue
         if not settled.unmet[0]:
-            if (
-                settled.chosen.bit_count() > 81
-            ):  # singles picked together may exclude each other and yet meet everything
+            if settled.chosen.bit_count() > 81:  # singles picked together may exclude each other
                 continue
             bits = np.frombuffer(settled.chosen.to_bytes(92, "little"), np.uint8)
             yield (np.unpackbits(bits, bitorder="little")[:729].reshape(9, 81).argmax(0) + 1).astype(np.int8)

@@ -1,5 +1,6 @@
 """Sudoku samples to train on, without end: puzzles of a pool, moved by Sudoku's symmetries."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def scramble(rng: np.random.Generator, pairs: Grid) -> Grid:
     return np.take_along_axis(digits, moved.reshape(n, 162), axis=1).reshape(n, 2, 81)
 
 
-class SudokuStream:
+class SudokuStream(Iterator[dict[str, Any]]):
     """Endless samples: a scrambled base puzzle with some holes filled in again. Its only state is a counter.
 
     Sample i is a function of (seed, split, i) and of the pool: input_ids is the whole solution, np.int32 (81,), and
@@ -72,9 +73,6 @@ class SudokuStream:
             self._block = (block, *self._draw(block))
         _, grids, given = self._block
         return {"input_ids": grids[row].copy(), "prompt_mask": given[row].copy(), "index": index}
-
-    def __iter__(self) -> "SudokuStream":
-        return self
 
     def __next__(self) -> dict[str, Any]:
         self._next += 1

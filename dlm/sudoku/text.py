@@ -20,9 +20,8 @@ def sudoku_tokenizer() -> Tokenizer:
     vocabulary = {"[EOS]": EOS_ID, **{str(d): d for d in range(1, 10)}, "[MASK]": MASK_ID}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     drawn = Regex("[\\s\\" + "\\".join(_LINES) + "]")
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Replace(drawn, ""), normalizers.Replace(Regex(f"[{_EMPTY}]"), "[MASK]")]
-    )
+    replaced = [normalizers.Replace(drawn, ""), normalizers.Replace(Regex(f"[{_EMPTY}]"), "[MASK]")]
+    tokenizer.normalizer = normalizers.Sequence(replaced)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\[MASK\]|\[EOS\]|."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(["[EOS]", "[MASK]"])
@@ -41,7 +40,7 @@ def parse_puzzle(text: str) -> Grid:
                 cells.append(int(character))
             elif character not in _LINES and not character.isspace():
                 raise UserError(
-                    f"sudoku line {number}, column {column}: {character!r} is not a digit 1-9 or one of '{_EMPTY}' (empty)"
+                    f"sudoku line {number}, column {column}: {character!r} is no digit from 1 to 9 and not empty ('{_EMPTY}')"
                 )
         ends.append(len(cells))
     if len(cells) != 81:

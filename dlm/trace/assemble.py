@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.trace.events import ACCEPT, GIVEN, MASK, NEVER, NO_EVENTS, NO_GROWTH, NO_MASK, REJECT, REPLACE, SET, Later
+from dlm.trace.events import ACCEPT, GIVEN, MASK, NEVER, NO_EVENTS, NO_MASK, REJECT, REPLACE, SET, Later
 from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def from_map(
     """
     tokens, steps = np.array(tokens, np.int32), np.array(steps, np.int32)
     if tokens.shape != steps.shape or tokens.ndim != 1:
-        raise UserError(
-            f"trace {request_id[:60]!r}: tokens {tokens.shape} and steps {steps.shape} must be one row each"
-        )
+        raise UserError(f"trace {request_id[:60]!r}: tokens {tokens.shape} and steps {steps.shape} must be a row each")
     if mask_id is not None:
         steps[(steps < 0) & (tokens == mask_id)] = NEVER
     filled = (steps >= 0) & (steps != NEVER)
@@ -103,14 +101,12 @@ def from_events(
     growth: Sequence[tuple[int, int]] = (),
     confidence: ndarray | None = None,
     topk: tuple[ndarray, ndarray] | None = None,
-    digests: bytes = b"",
-    own: Mapping[str, Any] | None = None,
-    context: Mapping[str, Any] | None = None,
+    **facts: Any,
 ) -> Trace:
     """The trace of a first canvas and its events: rows step, position, kind, token, in the order they happened.
 
     `growth` is (step, length) where the canvas became longer, (-1, length) first. `confidence` (n,) and `topk`, tokens
-    and logits (n, k), go with the events. Raises UserError where an event contradicts the canvas.
+    and logits (n, k), go with the events, `facts` with the trace. Raises UserError where an event contradicts the canvas.
     """
     mask = NO_MASK if mask_id is None else mask_id
     step, position, kind, token = (np.ascontiguousarray(row, np.int32) for row in events)
@@ -129,9 +125,7 @@ def from_events(
     wrong = firsts[(kind[firsts] != SET) & (kind[firsts] != ACCEPT)]
     if len(wrong):
         i = int(wrong[0])
-        raise UserError(
-            f"trace {request_id[:60]!r}: step {step[i]} revises position {position[i]}, where there is no token yet"
-        )
+        raise UserError(f"trace {request_id[:60]!r}: step {step[i]} revises position {position[i]}, which has no token")
     first_step[position[firsts]], first_token[position[firsts]] = step[firsts], token[firsts]
     others = np.ones(len(step), bool)
     others[firsts] = False
@@ -150,25 +144,33 @@ def from_events(
         out[position[firsts]], out[length:] = values[firsts], values[rest]
         return out
 
-    grown = NO_GROWTH if len(growth) < 2 else np.array(growth, np.int32)
-    return Trace(
-        request_id=request_id,
-        mask_id=mask,
-        num_steps=num_steps,
-        first_step=first_step,
-        first_token=first_token,
-        later=later,
-        growth=grown,
-        accepted=accepted,
-        confidence=None if confidence is None else beside(np.asarray(confidence), np.nan, np.float16),
-        topk_tokens=None if topk is None else beside(np.asarray(topk[0]), -1, np.int32),
-        topk_logits=None if topk is None else beside(np.asarray(topk[1]), np.nan, np.float16),
-        digests=digests,
-        own=own or {},
-        context=context or {},
-    )
+    found: dict[str, Any] = {"first_step": first_step, "first_token": first_token, "later": later, "accepted": accepted}
+    if len(growth) > 1:
+        found["growth"] = np.array(growth, np.int32)
+    if confidence is not None:
+        found["confidence"] = beside(np.asarray(confidence), np.nan, np.float16)
+    if topk is not None:
+        found["topk_tokens"] = beside(np.asarray(topk[0]), -1, np.int32)
+        found["topk_logits"] = beside(np.asarray(topk[1]), np.nan, np.float16)
+    return Trace(request_id=request_id, mask_id=mask, num_steps=num_steps, **found, **facts)
 
 
 def _check_order(request_id: str, step: Int[ndarray, " n"], num_steps: int) -> None:
     if len(step) and (int(step[0]) < 0 or (np.diff(step) < 0).any() or int(step[-1]) >= num_steps):
         raise UserError(f"trace {request_id[:60]!r}: events must come step by step, from 0 to {num_steps - 1}")
+
+
+def plain(values: Any) -> ndarray:
+    """A numpy array of a tensor, an array or a list, without importing torch."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)
+
+
+def row_of(values: Any, kind: type = np.int32) -> ndarray:
+    """One row: (l,), or (1, l)."""
+    row = plain(values)
+    row = row[0] if row.ndim == 2 and len(row) == 1 else row
+    if row.ndim != 1:
+        raise UserError(f"a recorder of one request takes (l,) or (1, l) ids, not {row.shape}")
+    return row.astype(kind, copy=False)

@@ -17,9 +17,8 @@ import zstandard
 
 from dlm.errors import UserError
 from dlm.trace.columns import PACKED_LIMIT, Broken, Reader, Writer
-from dlm.trace.digests import digest
-from dlm.trace.events import GIVEN, NEVER, NO_EVENTS, NO_GROWTH, REDACTED, Later
-from dlm.trace.facts import DIGEST, Facts, facts
+from dlm.trace.events import GIVEN, NEVER, REDACTED, Later
+from dlm.trace.facts import DIGEST, Facts, digest, facts
 from dlm.trace.trace import Trace
 
 FORMAT = 1
@@ -157,42 +156,30 @@ def _parse(data: bytes, request_id: str, context: Mapping[str, Any]) -> Trace:
         tokens = np.where(given, np.int32(REDACTED), np.int32(mask_id))
         tokens[~never & ~given if parts & REDACT else ~never] = first_token
         first_token = tokens
-    later, growth = NO_EVENTS, NO_GROWTH
+    beside: dict[str, Any] = {}
     if parts & LATER:
         m = read.number(MAX_LATER)
         step, position, kind = (read.column(m) for _ in range(3))
         if m and (int(position.max()) >= length or int(step.max()) >= num_steps):
             raise Broken("an event outside the canvas")
-        later = Later(step=step, position=position, kind=kind, token=read.tokens(m))
+        beside["later"] = Later(step=step, position=position, kind=kind, token=read.tokens(m))
+    rows = length + len(beside.get("later", ()))
     if parts & GROWTH:
         g = read.number(MAX_LATER)
-        growth = np.stack((read.column(g) - 1, read.column(g)), axis=1)
-    accepted = read.column(length).astype(bool) if parts & ACCEPTED else None
-    rows = length + len(later)
-    confidence = read.halves(rows) if parts & CONFIDENCE else None
-    tokens = logits = None
+        beside["growth"] = np.stack((read.column(g) - 1, read.column(g)), axis=1)
+    if parts & ACCEPTED:
+        beside["accepted"] = read.column(length).astype(bool)
+    if parts & CONFIDENCE:
+        beside["confidence"] = read.halves(rows)
     if parts & TOPK:
         k = read.number(MAX_TOPK // max(rows, 1))
-        tokens = read.tokens(rows * k).reshape(rows, k)
-        logits = read.halves(rows * k).reshape(rows, k)
-    digests = read.bytes() if parts & DIGESTS else b""
+        beside["topk_tokens"] = read.tokens(rows * k).reshape(rows, k)
+        beside["topk_logits"] = read.halves(rows * k).reshape(rows, k)
+    if parts & DIGESTS:
+        beside["digests"] = read.bytes()
     read.end()
-    return Trace(
-        request_id=request_id,
-        mask_id=mask_id,
-        num_steps=num_steps,
-        first_step=first_step,
-        first_token=first_token,
-        later=later,
-        growth=growth,
-        accepted=accepted,
-        confidence=confidence,
-        topk_tokens=tokens,
-        topk_logits=logits,
-        digests=digests,
-        own=own,
-        context=context,
-    )
+    steps = {"num_steps": num_steps, "first_step": first_step, "first_token": first_token}
+    return Trace(request_id=request_id, mask_id=mask_id, own=own, context=context, **steps, **beside)
 
 
 def _unfold(record: bytes, dictionary: Callable[[int], zstandard.ZstdCompressionDict | None] | None) -> bytes:

@@ -80,19 +80,12 @@ class Reader:
         self.whole = self.planes = False
 
     def number(self, limit: int = 2**31 - 1) -> int:
-        value = self.data[self.at]  # of bytes: raises IndexError beyond them
-        self.at += 1
-        if value > 127:
-            value, shift = value & 127, 7
-            while True:
-                byte = self.data[self.at]
-                self.at += 1
-                value |= (byte & 127) << shift
-                shift += 7
-                if byte < 128:
-                    break
-                if shift > 35:
-                    raise Broken("a number without end")
+        value = shift = 0
+        while (byte := self.data[self.at]) > 127:  # IndexError beyond the bytes
+            self.at, value, shift = self.at + 1, value | (byte & 127) << shift, shift + 7
+            if shift > 35:
+                raise Broken("a number without end")
+        self.at, value = self.at + 1, value | byte << shift
         if value > limit:
             raise Broken(f"a count of {value} is over {limit}")
         return value

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dlm.fields import flat
 from dlm.trace.trace import Trace
 
 ABSENT = "(absent)"
@@ -55,13 +56,9 @@ class Diff:
             return "\n".join([*lines, same + longer])
         where = "at the start" if self.first.step < 0 else f"at step {self.first.step}"
         tokens = " / ".join(_shown(trace, token) for trace, token in ((self.a, self.first.a), (self.b, self.first.b)))
-        return "\n".join(
-            [
-                *lines,
-                f"they part {where}, position {self.first.position}: {tokens}",
-                f"{self.shared_states} of {steps + 1} states are the same; {self.counts[-1]} positions differ at the end",
-            ]
-        )
+        lines.append(f"they part {where}, position {self.first.position}: {tokens}")
+        same = f"{self.shared_states} of {steps + 1} states are the same"
+        return "\n".join([*lines, f"{same}; {self.counts[-1]} positions differ at the end"])
 
 
 def diff(a: Trace, b: Trace) -> Diff:
@@ -86,16 +83,9 @@ def _state(trace: Trace, k: int) -> np.ndarray:
 
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    a, b = _flat(a), _flat(b)
+    a, b = flat(a), flat(b)
     pairs = {key: (a.get(key, ABSENT), b.get(key, ABSENT)) for key in {**a, **b}}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return flat
 
 
 def _shown(trace: Trace, token: int | None) -> str:

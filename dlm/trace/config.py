@@ -2,13 +2,11 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 
-class TraceConfig(BaseModel):
+class TraceConfig(BaseModel, frozen=True, extra="forbid"):
     """What is kept of each request's denoising."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(default=False, description="Record every step of the requests that are decoded.")
     store: str | None = Field(
@@ -37,9 +35,7 @@ class TraceConfig(BaseModel):
     @field_validator("keep")
     @classmethod
     def _known(cls, keep: str) -> str:
-        from dlm.trace.record import KEEP
+        from dlm.trace.record import check_keep
 
-        unknown = [name for name in keep.split("+") if name not in KEEP]
-        if unknown:
-            raise ValueError(f'"{unknown[0]}" cannot be kept; known: {", ".join(KEEP)}, joined by +')
+        check_keep(keep)
         return keep

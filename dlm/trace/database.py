@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zstandard
 
@@ -13,10 +13,7 @@ from dlm.errors import UserError
 from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of
 from dlm.trace.connection import Durability
 from dlm.trace.facts import Facts, proof
-from dlm.trace.session import Session, StoreError
-from dlm.trace.stored import Change, Entry, Row, Stored
-
-__all__ = ["FIRST", "LAST", "Database", "Outdated", "StoreError"]
+from dlm.trace.session import Session
 
 FIRST, LAST = -(2**63), 2**62  # before and after any `at`
 PAGE = 256  # records read at a time
@@ -26,6 +23,48 @@ INDEXED = """EXISTS (SELECT 1 FROM traces AS found INDEXED BY sqlite_autoindex_t
 ROW = f"SELECT id, at, context, length(record), {INDEXED} FROM traces"
 STORED = "SELECT id, at, record, context, digest, {} FROM traces LEFT JOIN contexts USING (context) WHERE {}"
 NAMED, LATER = STORED.format("1", "id = ?"), STORED.format(INDEXED, f"at > ? ORDER BY at LIMIT {PAGE}")
+
+
+class Row(NamedTuple):
+    """What the store knows of a trace without opening it."""
+
+    request_id: str
+    at: int
+    """Ticks of 0.1 ms since 1970 at which it was stored."""
+    context: int
+    size: int
+    """Bytes of its record."""
+
+
+class Stored(NamedTuple):
+    """A record and all it takes to read it, as they stood at one moment."""
+
+    request_id: str
+    at: int
+    record: bytes
+    facts: Facts
+    """Its context."""
+    dictionary: zstandard.ZstdCompressionDict | None
+    damage: str = ""
+    """Why it cannot be read; empty where nothing is known against it."""
+
+
+class Entry(NamedTuple):
+    """A record to be inserted."""
+
+    request_id: str
+    facts: bytes
+    """The context's JSON."""
+    record: bytes
+    overwrite: bool = False
+
+
+class Change(NamedTuple):
+    """A record to stand where another one was read."""
+
+    old: Stored
+    facts: bytes
+    record: bytes
 
 
 class Outdated(Exception):
@@ -42,10 +81,7 @@ class Database(Session):
         self._dictionaries: dict[bytes, zstandard.ZstdCompressionDict] = {}
 
     def insert(
-        self,
-        entries: Sequence[Entry],
-        dictionary: zstandard.ZstdCompressionDict | None = None,
-        keep: bool = False,
+        self, entries: Sequence[Entry], dictionary: zstandard.ZstdCompressionDict | None = None, keep: bool = False
     ) -> list[bool]:
         """Store records in one transaction, all or none; False where an id was taken.
 
@@ -74,13 +110,11 @@ class Database(Session):
         query = "UPDATE traces SET context = ?, record = ? WHERE at = ? AND id = ? AND record = ?"
         with self.transaction():
             self._require(dictionary, keep=False)
-            return [
-                self.sql.execute(
-                    query, (self._context_number(facts), record, old.at, old.request_id, old.record)
-                ).rowcount
-                == 1
+            rows = [
+                (self._context_number(facts), record, old.at, old.request_id, old.record)
                 for old, facts, record in changes
             ]
+            return [self.sql.execute(query, row).rowcount == 1 for row in rows]
 
     def record(self, request_id: str) -> Stored | None:
         """The record of an id, and what it takes to read it."""
@@ -99,13 +133,8 @@ class Database(Session):
         found = self.query(query, since, LAST if until is None else until, limit)
         last = None
         for name, at, context, size, indexed in found:
-            if not (
-                indexed
-                and isinstance(at, int)
-                and isinstance(name, str)
-                and isinstance(context, int)
-                and isinstance(size, int)
-            ):
+            kinds = zip((name, at, context, size), (str, int, int, int), strict=True)
+            if not (indexed and all(isinstance(value, kind) for value, kind in kinds)):
                 raise self._damaged(f"the row of trace {str(name)[:60]!r}")
             if last is not None and (at <= last if newest is None else at >= last):
                 raise self._damaged("the order of its traces")

@@ -1,22 +1,43 @@
-"""zstd dictionaries of a store: which one to write with, how one is trained and numbered."""
+"""What a store's traces share: zstd dictionaries (which to write with, how one is learned) and contexts, by numbers.
+
+Each number is given once, never again, for readers and writers in other processes may hold one for long. So the highest
+context number stays in its table as an empty row when nothing needs it any more, and the dictionaries that went are listed
+in `retired`. The triggers keep other versions to that; they and the list are made at the first deletion.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sqlite3
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zstandard
 
 from dlm.errors import UserError
-from dlm.trace.codec import WHOLE, content
+from dlm.trace.codec import HEAD, WHOLE, content
 from dlm.trace.database import Database
-from dlm.trace.numbers import next_dictionary
 from dlm.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from dlm.trace.store import TraceStore
 
 FEWEST = 100  # traces to learn from
 SIZE = 2**16  # bytes of a dictionary
+NEWEST = 20_000  # traces a dictionary is learned from
+PROOF = f"substr(record, 2, {HEAD - 1})"  # the digest of what a record holds, whatever it was written with
+MOST = 2**31 - 1  # the numbers above are not for us, by zstd's format
+GONE = b""
+"""In place of a digest: a context that was deleted."""
+GUARDS = (
+    "CREATE TABLE IF NOT EXISTS retired (dictionary INTEGER PRIMARY KEY, digest BLOB NOT NULL)",
+    """CREATE TRIGGER IF NOT EXISTS contexts_keep_the_highest BEFORE DELETE ON contexts
+    WHEN old.context = (SELECT max(context) FROM contexts) BEGIN SELECT RAISE(IGNORE); END""",
+    """CREATE TRIGGER IF NOT EXISTS dictionaries_keep_their_numbers BEFORE INSERT ON dictionaries
+    WHEN EXISTS (SELECT 1 FROM retired WHERE dictionary = new.dictionary AND digest <> new.digest)
+    BEGIN SELECT RAISE(ABORT, 'another dictionary had this number'); END""",
+)
 
 
 class NoDictionary(UserError):
@@ -80,6 +101,35 @@ def trained(traces: Iterable[Trace], number: int, size: int = SIZE) -> bytes:
         raise NoDictionary(f"no dictionary can be learnt from these {len(contents)} traces: {error}") from None
 
 
+def train_dict(store: TraceStore, size: int = SIZE, newest: int = NEWEST) -> int:
+    """Learn a dictionary from the newest traces and write with it from now on; returns its number.
+
+    If one of them was redacted or deleted meanwhile, it is learned again, with nobody else writing.
+    """
+    store.flush()
+    database = store.database
+    learned, data = _lesson(store, size, newest)
+    with database.transaction():
+        proofs = dict(database.query(f"SELECT at, {PROOF} FROM traces WHERE at >= ?", min(learned)))
+        if any(proofs.get(at) != proof for at, proof in learned.items()):
+            _, data = _lesson(store, size, newest)
+        return add_new(database, data)
+
+
+def _lesson(store: TraceStore, size: int, newest: int) -> tuple[dict[int, bytes], bytes]:
+    """What was read, by its digests, and the dictionary learned from it."""
+    learned: dict[int, bytes] = {}
+
+    def traces() -> Iterator[Trace]:
+        for row in store.database.rows(newest=newest):
+            stored = store.database.record(row.request_id)
+            if stored is not None:
+                learned[stored.at] = stored.record[1:HEAD]
+                yield store.decoded(stored)
+
+    return learned, trained(traces(), 1, size)
+
+
 def given(dictionary: bytes | str | Path | bool | None) -> bytes | bool | None:
     """The bytes of the dictionary that a store was given, read where it is a file."""
     if not isinstance(dictionary, str | Path):
@@ -89,3 +139,37 @@ def given(dictionary: bytes | str | Path | bool | None) -> bytes | bool | None:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         why = getattr(error, "strerror", None) or error
         raise UserError(f"{str(dictionary)[:80]}: the dictionary cannot be read: {why}") from None
+
+
+def drop_contexts(sql: sqlite3.Connection) -> None:
+    """Delete the contexts that no trace has. To be called in a transaction."""
+    unused = "context NOT IN (SELECT context FROM traces)"
+    if sql.execute(f"SELECT 1 FROM contexts WHERE {unused} AND digest <> ? LIMIT 1", (GONE,)).fetchone() is None:
+        return
+    sql.execute(GUARDS[1])
+    highest = sql.execute("SELECT max(context) FROM contexts").fetchone()[0]
+    sql.execute(f"DELETE FROM contexts WHERE {unused} AND context < ?", (highest,))
+    sql.execute(f"UPDATE contexts SET digest = ?, facts = x'' WHERE {unused} AND context = ?", (GONE, highest))
+
+
+def drop_dictionaries(sql: sqlite3.Connection, numbers: Iterable[int]) -> None:
+    """Delete these dictionaries, and note that their numbers are taken. To be called in a transaction."""
+    for number in numbers:
+        for guard in GUARDS:
+            sql.execute(guard)
+        sql.execute(
+            "INSERT INTO retired SELECT dictionary, digest FROM dictionaries WHERE dictionary = ? ON CONFLICT DO NOTHING",
+            (number,),
+        )
+        sql.execute("DELETE FROM dictionaries WHERE dictionary = ?", (number,))
+
+
+def next_dictionary(sql: sqlite3.Connection) -> int:
+    """A number that no dictionary of this store ever had. To be called in the transaction that uses it."""
+    tables = ["dictionaries"]
+    if sql.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'retired'").fetchone():
+        tables.append("retired")
+    highest = max(sql.execute(f"SELECT max(dictionary) FROM {table}").fetchone()[0] or 0 for table in tables)
+    if highest >= MOST:
+        raise UserError(f"dictionary {highest}: no number is above; give no dictionary of that number")
+    return highest + 1

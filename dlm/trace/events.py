@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,6 +43,10 @@ class Later:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def __iter__(self) -> Iterator[Int32[ndarray, " m"]]:
+        """The four columns."""
+        return iter((self.step, self.position, self.kind, self.token))
 
 
 NOTHING = np.zeros(0, np.int32)

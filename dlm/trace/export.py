@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.trace.codec import digest
 from dlm.trace.events import GIVEN, NEVER
-from dlm.trace.facts import facts
+from dlm.trace.facts import digest, facts
 from dlm.trace.times import when
 from dlm.trace.trace import Trace
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from dlm.trace.store import TraceStore
 
 ROWS = 10_000  # traces a file holds
+EVENT = ("step", "position", "kind", "token")
 NAME = re.compile(r"(\d{16})-(\d{16})\.parquet$")
 
 
@@ -41,6 +41,7 @@ def export(store: TraceStore, url: str, rows: int = ROWS) -> int:
     store.flush()
     fs, root = file_system(url)
     import pyarrow.parquet as pq
+    from fsspec.implementations.local import LocalFileSystem
 
     after = max((int(found[2]) for path in listed(fs, root) if (found := NAME.search(path))), default=-1)
     written = 0
@@ -51,7 +52,7 @@ def export(store: TraceStore, url: str, rows: int = ROWS) -> int:
             fs.makedirs(folder, exist_ok=True)
             final = f"{folder}/{some[0].at:016d}-{some[-1].at:016d}.parquet"
             # Object stores show a file only when it is whole; in a file system a rename does that.
-            temporary = f"{folder}/.{uuid.uuid4().hex}.tmp" if "file" in _protocols(fs) else final
+            temporary = f"{folder}/.{uuid.uuid4().hex}.tmp" if isinstance(fs, LocalFileSystem) else final
             table = _table(list(map(store.decoded, some)))
             with fs.open(temporary, "wb") as file:
                 pq.write_table(table, file, compression="zstd")
@@ -89,10 +90,7 @@ def row(trace: Trace) -> dict[str, Any]:
         "given": trace.first_step == GIVEN,
         "first_tokens": trace.first_token if revised else None,
         "first_steps": np.where(trace.first_step == NEVER, trace.num_steps, trace.first_step) if revised else None,
-        "later": [
-            {"step": step, "position": position, "kind": kind, "token": token}
-            for step, position, kind, token in zip(*trace._later_lists(), strict=True)
-        ],
+        "later": [dict(zip(EVENT, row, strict=True)) for row in np.stack(list(trace.later), axis=1).tolist()],
         "growth": trace.growth.ravel().tolist(),
         "accepted": trace.accepted,
         "confidence": None if confidence is None else confidence.astype(np.float32),
@@ -110,35 +108,18 @@ def schema() -> pa.Schema:
     """The columns' types."""
     import pyarrow as pa
 
-    ints, event = (
-        pa.list_(pa.int32()),
-        {"step": pa.int32(), "position": pa.int32(), "kind": pa.int8(), "token": pa.int32()},
-    )
-    columns = {
-        "request_id": pa.string(),
-        "stored": pa.timestamp("us", "UTC"),
-        "model": pa.string(),
-        "mask_id": pa.int32(),
-        "num_steps": pa.int32(),
-        "prompt_length": pa.int32(),
-        "tokens": ints,
-        "steps": ints,
-        "given": pa.list_(pa.bool_()),
-        "first_tokens": ints,
-        "first_steps": ints,
-        "later": pa.list_(pa.struct(event)),
-        "growth": ints,
-        "accepted": pa.list_(pa.bool_()),
-        "confidence": pa.list_(pa.float32()),
-        "topk": pa.int32(),
-        "topk_tokens": ints,
-        "topk_logits": pa.list_(pa.float32()),
-        "digests": pa.binary(),
-        "own": pa.string(),
-        "context": pa.string(),
-        "digest": pa.binary(),
+    event = {"step": pa.int32(), "position": pa.int32(), "kind": pa.int8(), "token": pa.int32()}
+    kinds = {
+        pa.string(): ("request_id", "model", "own", "context"),
+        pa.timestamp("us", "UTC"): ("stored",),
+        pa.int32(): ("mask_id", "num_steps", "prompt_length", "topk"),
+        pa.list_(pa.int32()): ("tokens", "steps", "first_tokens", "first_steps", "growth", "topk_tokens"),
+        pa.list_(pa.bool_()): ("given", "accepted"),
+        pa.list_(pa.float32()): ("confidence", "topk_logits"),
+        pa.list_(pa.struct(event)): ("later",),
+        pa.binary(): ("digests", "digest"),
     }
-    return pa.schema(list(columns.items()))
+    return pa.schema([(name, kind) for kind, names in kinds.items() for name in names])
 
 
 def _table(traces: Sequence[Trace]) -> pa.Table:
@@ -168,7 +149,3 @@ def listed(fs: Any, root: str) -> Iterator[str]:
 
 def _day(at: int) -> str:
     return when(at).strftime("%Y-%m-%d")
-
-
-def _protocols(fs: Any) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)

@@ -1,12 +1,22 @@
-"""Tables of facts about requests, as JSON with a digest."""
+"""What vouches for a trace: digests of its canvases, of its facts (tables as JSON), and of all of it."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dlm.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxtyping import Int32
+    from numpy import ndarray
+
+    from dlm.trace.trace import Trace
 
 DIGEST = 16  # bytes
 
@@ -23,7 +33,7 @@ class Facts(Mapping[str, Any]):
         self.json = data
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> "Facts":
+    def of(cls, table: Mapping[str, Any]) -> Facts:
         """The same table, as JSON once and for all."""
         return table if isinstance(table, cls) else cls(facts(table))
 
@@ -67,15 +77,30 @@ def facts(table: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def facts_digest(table: Mapping[str, Any]) -> bytes:
-    """BLAKE2b-128 of a table's JSON."""
-    if isinstance(table, Facts):
-        return table.digest
-    return proof(facts(table))
-
-
 def _plain(value: Any) -> Any:
     """numpy's and torch's numbers and arrays as Python's."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not")
+
+
+def digest_of(canvas: Int32[ndarray, " l"]) -> bytes:
+    """A digest of eight bytes of a canvas."""
+    return blake2b(np.ascontiguousarray(canvas, "<i4").tobytes(), digest_size=8).digest()
+
+
+def digest(trace: Trace) -> bytes:
+    """BLAKE2b-128 of a trace's content; the same for every form it is stored in."""
+    later, name, own = trace.later, trace.request_id.encode(), facts(trace.own)
+    options = [trace.accepted, trace.confidence, trace.topk_tokens, trace.topk_logits]
+    options = [option for option in options if option is not None]
+    shapes = [(option.dtype.str, option.shape) for option in options] if options else ""
+    m, g = len(later.step), len(trace.growth)
+    sizes = f"({len(name)}, {len(own)}, {m}, {g}, {len(trace.digests)})"
+    head = f"{trace.mask_id} {trace.num_steps} {len(trace.first_step)} {sizes}{shapes}"
+    start = b"".join((head.encode(), name, own, Facts.of(trace.context).digest, trace.digests))
+    total = blake2b(start, digest_size=DIGEST)
+    growth = (trace.growth,) if g else ()
+    for column in (trace.first_step, trace.first_token, *(later if m else ()), *growth, *options):
+        total.update(column.data)
+    return total.digest()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from dlm.errors import UserError
 from dlm.trace.codec import CorruptTrace
+from dlm.trace.database import Stored
 from dlm.trace.session import StoreError
-from dlm.trace.stored import Stored
 
 if TYPE_CHECKING:
     from dlm.trace.store import TraceStore

@@ -10,10 +10,9 @@ import numpy as np
 
 from dlm.errors import UserError
 from dlm.trace.assemble import from_map, from_states
-from dlm.trace.codec import digest
-from dlm.trace.events import GIVEN, NEVER, NO_EVENTS, NO_GROWTH, Later
-from dlm.trace.export import file_system, listed
-from dlm.trace.facts import Facts
+from dlm.trace.events import GIVEN, NEVER, NO_GROWTH, Later
+from dlm.trace.export import EVENT, file_system, listed
+from dlm.trace.facts import Facts, digest
 from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -71,15 +70,11 @@ def _from_row(row: dict[str, Any]) -> Trace:
     given = np.array(row["given"], bool)
     absent = ~given & ((first_step < 0) | (first_step == row["num_steps"]))
     first_step = np.where(absent, np.int32(NEVER), np.where(given, np.int32(GIVEN), first_step))
-    later = NO_EVENTS
-    if row["later"]:
-        names = ("step", "position", "kind", "token")
-        later = Later(**{name: _ints([event[name] for event in row["later"]]) for name in names})
+    later = Later(**{name: _ints([event[name] for event in row["later"]]) for name in EVENT})
     k = row["topk"]
+    same = {name: row[name] for name in ("request_id", "mask_id", "num_steps", "digests")}
+    facts = {name: Facts(row[name].encode("utf-8", "surrogatepass")) for name in ("own", "context")}
     return Trace(
-        request_id=row["request_id"],
-        mask_id=row["mask_id"],
-        num_steps=row["num_steps"],
         first_step=first_step,
         first_token=first_token,
         later=later,
@@ -88,9 +83,8 @@ def _from_row(row: dict[str, Any]) -> Trace:
         confidence=None if row["confidence"] is None else np.array(row["confidence"], np.float16),
         topk_tokens=_ints(row["topk_tokens"]).reshape(-1, k) if k else None,
         topk_logits=np.array(row["topk_logits"], np.float16).reshape(-1, k) if k else None,
-        digests=row["digests"],
-        own=Facts(row["own"].encode("utf-8", "surrogatepass")),
-        context=Facts(row["context"].encode("utf-8", "surrogatepass")),
+        **same,
+        **facts,
     )
 
 
@@ -118,9 +112,8 @@ def from_line(line: str, where: str, mask_id: int | None = None) -> Trace:
         answer = next(entry[key] for key in ("token_ids", "final_ids", "response_ids") if key in entry)
         tokens, steps = [*prompt, *answer], [GIVEN] * len(prompt) + list(entry["step_map"])
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
-        raise UserError(
-            f"{where}: not a trajectory: {error!r}; expected prompt_ids with trajectory, or with step_map and token_ids"
-        ) from None
+        expected = "expected prompt_ids with trajectory, or with step_map and token_ids"
+        raise UserError(f"{where}: not a trajectory: {error!r}; {expected}") from None
     return from_map(name, _ints(tokens), _ints(steps), mask, own=own)
 
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dlm.errors import UserError
 from dlm.trace.codec import CorruptTrace, decode
-from dlm.trace.database import FIRST, Database
+from dlm.trace.database import FIRST, Database, Row, Stored
 from dlm.trace.facts import proof
-from dlm.trace.stored import Row, Stored
 from dlm.trace.times import ticks
 from dlm.trace.trace import Trace
 
@@ -157,9 +156,7 @@ def check_id(request_id: str) -> str:
     try:
         size = len(request_id.encode())
     except UnicodeEncodeError:
-        raise UserError(
-            f"request id {request_id[:60]!r}: is no Unicode text (it holds half a surrogate pair)"
-        ) from None
+        raise UserError(f"request id {request_id[:60]!r}: is no Unicode text (half a surrogate pair)") from None
     if size > MAX_ID:
         raise UserError(f"request id {request_id[:60]!r}…: {size} bytes are more than {MAX_ID}")
     return request_id

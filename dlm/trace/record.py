@@ -1,17 +1,16 @@
-"""`Recorder`: what a denoising loop calls at each step of one request."""
+"""What a denoising loop calls at each step: `Recorder` for one request, `BatchRecorder` for a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.trace.assemble import changes, from_events, from_map, mask_of
-from dlm.trace.digests import digest_of
+from dlm.trace.assemble import changes, from_events, from_map, mask_of, plain, row_of
 from dlm.trace.events import GIVEN, MASK, NO_MASK, SET
+from dlm.trace.facts import digest_of
 from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -22,12 +21,31 @@ KEEP = ("tokens", "masks", "confidence", "topk", "digests")
 Deliver = Callable[["Recorder"], object]
 
 
-class Recorder:
-    """Records one request. Use as a context: leaving it well delivers the trace, leaving it by an error drops it.
+class Delivering:
+    """A context that delivers when it is left well, and drops what it has when it is left by an error."""
 
-    `prompt` is what stands at the start of the canvas, masks in its holes included; `length` is that of the first
-    canvas, where masks follow; `topk` is how many of the likeliest tokens it is given. A sampler of ours calls `commit` with what changed, or `filled` once at the end; a foreign loop calls `step` with
-    its whole canvas. All of them only note: the trace is put together by who asks for it with `trace()`.
+    def finish(self) -> None:
+        """Deliver, once."""
+
+    def drop(self) -> None:
+        """Deliver nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.drop()
+
+
+class Recorder(Delivering):
+    """Records one request.
+
+    `prompt` is what stands at the start of the canvas, masks in its holes included; `length` is that of the first canvas,
+    where masks follow. The engine calls `commit` with what changed, or `filled` once at the end; another loop calls `step`
+    with its whole canvas. All of them only note: the trace is put together when `trace()` is called.
     """
 
     def __init__(
@@ -101,12 +119,13 @@ class Recorder:
         facts: dict[str, Any] = {"own": self.meta, "context": self.context}
         if self._map is not None:
             tokens, steps, num_steps, confidence = self._map
-            confidence = None if "confidence" not in self.keep or confidence is None else row_of(confidence, np.float16)
-            return from_map(
-                self.request_id, row_of(tokens), row_of(steps), self.mask_id, num_steps, confidence, **facts
-            )
+            kept = "confidence" in self.keep and confidence is not None
+            confidence = row_of(confidence, np.float16) if kept else None
+            rows = (row_of(tokens), row_of(steps))
+            return from_map(self.request_id, *rows, self.mask_id, num_steps, confidence, **facts)
         if self._canvases:
-            self.mask_id = self._guess_mask()
+            mask = mask_of(self._canvases)  # what positions change from; none where there was one step only
+            self.mask_id = None if mask < 0 else mask
             for canvas in self._canvases:
                 self._compare(canvas)
             self._canvases = []
@@ -133,22 +152,9 @@ class Recorder:
             self._deliver(self)
 
     def drop(self) -> None:
-        """Deliver nothing."""
         self._closed = True
 
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.drop()
-
     def _compare(self, after: ndarray) -> None:
-        """Note how the canvas differs from the one before."""
         mask = NO_MASK if self.mask_id is None else self.mask_id
         if self.num_steps == 0:
             self._last = self.initial
@@ -165,13 +171,7 @@ class Recorder:
         self._last = after
         self.num_steps += 1
 
-    def _guess_mask(self) -> int | None:
-        """The token that positions change from; None where there was one step only."""
-        mask = mask_of(self._canvases)
-        return None if mask < 0 else mask
-
     def _columns(self) -> ndarray:
-        """All events as rows step, position, kind, token."""
         if not self._events:
             return np.zeros((4, 0), np.int32)
         steps, positions, tokens, kinds = zip(*(event[:4] for event in self._events), strict=True)
@@ -211,20 +211,38 @@ class Recorder:
         return tokens, logits
 
 
-def plain(values: Any) -> ndarray:
-    """A numpy array of a tensor, an array or a list, without importing torch."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
-    return np.asarray(values)
+class BatchRecorder(Delivering):
+    """Records a batch: each row of a (b, l) canvas is a request of its own, called name/row (name for a batch of one)."""
 
+    def __init__(self, make: Callable[[str, Any], Recorder], request_id: str, prompt: Any) -> None:
+        self.make, self.request_id, self.prompt = make, request_id, prompt
+        self.rows: list[Recorder] = []
 
-def row_of(values: Any, kind: type = np.int32) -> ndarray:
-    """One row: (l,), or (1, l)."""
-    row = plain(values)
-    row = row[0] if row.ndim == 2 and len(row) == 1 else row
-    if row.ndim != 1:
-        raise UserError(f"a recorder of one request takes (l,) or (1, l) ids, not {row.shape}")
-    return row.astype(kind, copy=False)
+    def step(self, canvas: Any) -> None:
+        """Note the canvas after one more step: (l,) or (b, l) ids, torch or numpy."""
+        rows = np.atleast_2d(plain(canvas))
+        if not self.rows:
+            self.rows = self._open(len(rows))
+        if len(rows) != len(self.rows):
+            raise UserError(f"trace {self.request_id[:60]!r}: a batch of {len(rows)} after one of {len(self.rows)}")
+        for recorder, row in zip(self.rows, rows, strict=True):
+            recorder.step(row)
+
+    def finish(self, **meta: Any) -> None:
+        """Deliver the traces, each with these further facts."""
+        for recorder in self.rows or self._open(1):
+            recorder.finish(**meta)
+
+    def drop(self) -> None:
+        for recorder in self.rows:
+            recorder.drop()
+
+    def _open(self, count: int) -> list[Recorder]:
+        prompts = np.atleast_2d(plain(self.prompt))
+        if len(prompts) not in (1, count):
+            raise UserError(f"trace {self.request_id[:60]!r}: {len(prompts)} prompts for a batch of {count}")
+        names = [self.request_id] if count == 1 else [f"{self.request_id}/{row}" for row in range(count)]
+        return [self.make(name, prompts[row % len(prompts)]) for row, name in enumerate(names)]
 
 
 def check_keep(keep: Collection[str]) -> Sequence[str]:

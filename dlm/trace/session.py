@@ -50,7 +50,6 @@ class Session:
 
     @property
     def writable(self) -> bool:
-        """Whether this process may write the file."""
         return self._opened.writable
 
     def close(self) -> None:
@@ -58,7 +57,6 @@ class Session:
             self.sql.close()
 
     def query(self, query: str, *values: object) -> list[tuple]:
-        """All rows of one statement."""
         return self._tried(lambda: self.sql.execute(query, values).fetchall())
 
     def read(self, work: Callable[[], T]) -> T:

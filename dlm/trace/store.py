@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Collection, Iterable, Mapping
-from datetime import timedelta
+from collections.abc import Collection, Mapping
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dlm.errors import UserError
-from dlm.trace import forks, fsck, upkeep
-from dlm.trace.batch import BatchRecorder
+from dlm.trace import export, fsck, imports, upkeep
 from dlm.trace.connection import Durability
 from dlm.trace.database import Database
-from dlm.trace.dictionaries import SIZE, Dictionaries, given
+from dlm.trace.dictionaries import Dictionaries, given, train_dict
 from dlm.trace.facts import proof
 from dlm.trace.reader import TraceReader, check_id, default_path
-from dlm.trace.record import Recorder, check_keep
+from dlm.trace.record import BatchRecorder, Recorder, check_keep
 from dlm.trace.redact import Prompts, redacted
 from dlm.trace.trace import Trace
 from dlm.trace.writer import Writer, taken
@@ -26,12 +25,13 @@ from dlm.trace.writer import Writer, taken
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from datasets import Dataset
-
     from dlm.trace.config import TraceConfig
-    from dlm.trace.fsck import Report
     from dlm.trace.pieces import Pieces
 OnFull = Literal["block", "raise"]
+STORES: weakref.WeakSet[TraceStore] = weakref.WeakSet()
+"""All that are open in this process. In a forked one each opens its file anew."""
+INHERITED: list[Database] = []
+"""A forked process's parent's: neither used nor closed, only kept from being collected."""
 
 
 class TraceStore(TraceReader):
@@ -71,23 +71,17 @@ class TraceStore(TraceReader):
                 raise UserError(f"{name} = {value}: must be at least 1")
         file, chosen = default_path() if path is None else Path(path), given(dictionary)
 
-        def opened() -> Database:
-            return Database(file, durability, create)
-
+        opened = partial(Database, file, durability, create)
         super().__init__(file, opened)
         self.dictionaries = Dictionaries(chosen)
         self.durability: Durability = durability
         self.keep, self.topk, self.fraction, self.overwrite = check_keep(keep), topk, fraction, overwrite
         # The writer must not hold the store, which would then never be collected; so it has dictionaries of its own.
         self._writer = Writer(
-            opened,
-            lambda trace: redacted(trace, prompts),
-            Dictionaries(chosen).to_write_with,
-            queue_size,
-            on_full,
+            opened, lambda trace: redacted(trace, prompts), Dictionaries(chosen).to_write_with, queue_size, on_full
         )
         self._finalizer = weakref.finalize(self, self._writer.close)  # at the latest when Python exits
-        forks.STORES.add(self)
+        STORES.add(self)
         self.database  # noqa: B018 a wrong path is an error here, not at the first trace
 
     @classmethod
@@ -179,49 +173,14 @@ class TraceStore(TraceReader):
                 self.database.query(query, tokenizer, proof(data), data)
             self._pieces[tokenizer] = pieces
 
-    # Keeping house
-
-    def gc(self, keep: int | str | timedelta) -> int:
-        """Delete all but the newest `keep` traces, or those older than an age such as "30d"; returns how many."""
-        return upkeep.gc(self, keep)
-
-    def fsck(self) -> Report:
-        """Read everything, and say what is damaged."""
-        return fsck.fsck(self)
-
-    def redact(self, request_ids: Iterable[str] | None = None, how: Prompts = "omit") -> int:
-        """Take the prompts out of these traces (all by default), for good; returns how many there were."""
-        return upkeep.redact(self, request_ids, how)
-
-    def train_dict(self, size: int = SIZE, newest: int = upkeep.NEWEST) -> int:
-        """Learn a dictionary from the newest traces and write with it from now on; returns its number."""
-        return upkeep.train_dict(self, size, newest)
-
-    def recompress(self) -> int:
-        """Write every record anew, with the newest dictionary; returns the bytes saved."""
-        return upkeep.recompress(self)
-
-    def stats(self) -> dict[str, Any]:
-        """Counts and sizes."""
-        return upkeep.stats(self)
-
-    def export(self, url: str, **options: Any) -> Any:
-        """Write the traces as Parquet files; see `dlm.trace.export.export`."""
-        from dlm.trace.export import export
-
-        return export(self, url, **options)
-
-    def import_(self, url: str, **options: Any) -> Any:
-        """Take in what `export` wrote, or d3LLM-style JSON lines; see `dlm.trace.imports`."""
-        from dlm.trace.imports import import_
-
-        return import_(self, url, **options)
-
-    def to_dataset(self, **options: Any) -> Dataset:
-        """The traces as a `datasets.Dataset` with the columns of `export`."""
-        from dlm.trace.export import to_dataset
-
-        return to_dataset(self, **options)
+    gc = upkeep.gc
+    fsck = fsck.fsck
+    redact = upkeep.redact
+    train_dict = train_dict
+    recompress = upkeep.recompress
+    stats = upkeep.stats
+    to_dataset, export = export.to_dataset, export.export
+    import_ = imports.import_
 
     def __repr__(self) -> str:
         return f"TraceStore({str(self.path)!r}, durability={self.durability!r})"
@@ -238,13 +197,20 @@ class TraceStore(TraceReader):
             raise taken(request_id)
 
     def _settle(self) -> None:
-        """Let reading see what was put."""
         if self._writer.unfinished:
             self._writer.settle()
 
     def _forget(self) -> None:
         """In a forked process: leave the parent's connection alone."""
         if self._reader is not None:
-            forks.INHERITED.append(self._reader)
+            INHERITED.append(self._reader)
             self._reader = None
         self._writer.reset()
+
+
+def _after_fork() -> None:
+    for store in STORES:
+        store._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

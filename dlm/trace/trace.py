@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.trace.digests import digest_of
 from dlm.trace.events import ACCEPT, GIVEN, NEVER, NO_EVENTS, NO_GROWTH, REJECT, SET, Event, Later
+from dlm.trace.facts import digest_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float16, Int32
@@ -103,16 +103,15 @@ class Trace:
     def states(self) -> Int32[ndarray, "steps+1 l"]:
         """All canvases, the first before any step."""
         if (self.num_steps + 1) * self.length > STATES_LIMIT:
-            raise UserError(
-                f"{self.num_steps + 1} states of {self.length} tokens are more than fit in 1 GiB: take them one by one with state(k)"
-            )
+            count = f"{self.num_steps + 1} states of {self.length} tokens"
+            raise UserError(f"{count} are more than fit in 1 GiB: take them one by one with state(k)")
         # All bits of a number below zero are set after the shift, which is quicker than to choose one by one.
         mask = np.int32(self.mask_id)
         states = self.first_step - np.arange(self.num_steps + 1, dtype=np.int32)[:, None]
         states >>= 31
         states &= self.first_token ^ mask
         states ^= mask
-        for step, position, kind, token in zip(*self._later_lists(), strict=True):
+        for step, position, kind, token in zip(*map(np.ndarray.tolist, self.later), strict=True):
             if kind != REJECT:
                 states[step + 1 :, position] = token
         return states
@@ -127,13 +126,12 @@ class Trace:
         first = np.flatnonzero((self.first_step >= 0) & (self.first_step != NEVER))
         kind = np.zeros(self.length, np.int32) if self.accepted is None else self.accepted * np.int32(ACCEPT)
         columns = [self.first_step[first], first, kind[first], self.first_token[first], first]
-        more = [*self._later_columns(), np.arange(len(self.later)) + self.length]
+        more = [*self.later, np.arange(len(self.later)) + self.length]
         step, position, kinds, token, row = (np.concatenate(pair) for pair in zip(columns, more, strict=True))
         order = np.lexsort((row >= self.length, position, step))
         known = [None] * len(row) if self.confidence is None else [float(c) for c in self.confidence[row]]
-        return [
-            Event(int(step[i]), int(position[i]), int(kinds[i]), int(token[i]), _none_if_nan(known[i])) for i in order
-        ]
+        rows = np.stack((step, position, kinds, token))[:, order].T.tolist()
+        return [Event._make((*row, _none_if_nan(known[i]))) for row, i in zip(rows, order, strict=True)]
 
     def check(self) -> None:
         """Compare the states with the digests the recorder took of the sampler's own canvases, if it took any."""
@@ -154,21 +152,14 @@ class Trace:
             raise UserError(f"trace {self.request_id[:60]!r} has states 0 to {self.num_steps}, there is no {k}")
         return k % (self.num_steps + 1)
 
-    def _later_columns(self) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-        return self.later.step, self.later.position, self.later.kind, self.later.token
-
-    def _later_lists(self) -> list[list[int]]:
-        return [column.tolist() for column in self._later_columns()]
-
     def _repr_html_(self) -> str:
         from dlm.trace.view import frame
 
         return frame(self)
 
     def __repr__(self) -> str:
-        return (
-            f"Trace({self.request_id!r}, {self.length} tokens, {self.num_steps} steps, {len(self.later)} later events)"
-        )
+        events = f"{self.num_steps} steps, {len(self.later)} later events"
+        return f"Trace({self.request_id!r}, {self.length} tokens, {events})"
 
 
 def _none_if_nan(value: float | None) -> float | None:

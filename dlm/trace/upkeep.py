@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext, suppress
 from datetime import timedelta
+from functools import partial
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
-from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of
+from dlm.trace.codec import FRAME_HEADER, HEAD, dictionary_of, encode
 from dlm.trace.connection import BUSY
-from dlm.trace.database import LAST, StoreError
-from dlm.trace.dictionaries import SIZE, NoDictionary, add_new, trained
-from dlm.trace.numbers import GONE, drop_contexts, drop_dictionaries
+from dlm.trace.database import LAST, Change, Outdated
+from dlm.trace.dictionaries import GONE, NoDictionary, drop_contexts, drop_dictionaries, train_dict
+from dlm.trace.facts import facts
 from dlm.trace.redact import Prompts, redacted
-from dlm.trace.rewrite import rewrite
+from dlm.trace.session import StoreError
 from dlm.trace.times import iso, seconds, ticks
 from dlm.trace.trace import Trace
 
@@ -24,13 +26,16 @@ if TYPE_CHECKING:
 
     from dlm.trace.store import TraceStore
 
-NEWEST = 20_000  # traces a dictionary is learned from
+BATCH = 256  # records replaced in one commit
+PATIENCE = 3  # trials before nobody else may write meanwhile
 READER = 2.0  # seconds to wait for readers where the log may as well be emptied later
-PROOF = f"substr(record, 2, {HEAD - 1})"  # the digest of what a record holds, whatever it was written with
 
 
 def gc(store: TraceStore, keep: int | str | timedelta) -> int:
-    """Delete old traces, and dictionaries no trace needs, and give their room back to the file system."""
+    """Delete all but the newest `keep` traces, or those older than an age such as "30d"; returns how many.
+
+    Dictionaries that no trace needs go too, and the file system gets their room back.
+    """
     store.flush()
     database = store.database
     count = int(keep) if isinstance(keep, int) or str(keep).isdecimal() else None  # type: ignore[arg-type]
@@ -54,8 +59,8 @@ def gc(store: TraceStore, keep: int | str | timedelta) -> int:
     return gone
 
 
-def redact(store: TraceStore, request_ids: Iterable[str] | None, how: Prompts) -> int:
-    """Rewrite traces without their prompts, and overwrite what was there.
+def redact(store: TraceStore, request_ids: Iterable[str] | None = None, how: Prompts = "omit") -> int:
+    """Take the prompts out of these traces (all by default), for good; returns how many there were.
 
     Dictionaries go too, for they hold pieces of what they were learned from: every trace that needs one is written anew,
     and a new one is learned where there are traces enough. One that the store was opened with is its owner's, and stays.
@@ -74,20 +79,17 @@ def redact(store: TraceStore, request_ids: Iterable[str] | None, how: Prompts) -
     def to_write_with() -> zstandard.ZstdCompressionDict | None:
         return None if own is None else store.dictionaries.to_write_with(database)
 
-    def same(trace: Trace) -> Trace:
-        return trace
-
-    count, _ = rewrite(store, names, lambda trace: redacted(trace, how), to_write_with)
-    # Whoever learns a dictionary from now on learns it from what is left (see `_learn`).
+    count, _ = rewrite(store, names, to_write_with, lambda trace: redacted(trace, how))
+    # Whoever learns a dictionary from now on learns it from what is left (see `train_dict`).
     learned = {number for (number,) in database.query("SELECT dictionary FROM dictionaries")} - {own and own.dict_id()}
-    rewrite(store, _written_with(store, learned), same, to_write_with)
+    rewrite(store, _written_with(store, learned), to_write_with)
     with database.transaction():
-        rewrite(store, _written_with(store, learned), same, to_write_with)  # what others have stored since
+        rewrite(store, _written_with(store, learned), to_write_with)  # what others have stored since
         drop_dictionaries(database.sql, learned)
         drop_contexts(database.sql)
     if learned and own is None:
         with suppress(NoDictionary):  # too few traces: they do without
-            _learn(store, SIZE, NEWEST)
+            train_dict(store)
             recompress(store)
     shrink(store, for_good=True)
     return count
@@ -102,49 +104,12 @@ def _written_with(store: TraceStore, dictionaries: Collection[int]) -> list[str]
     return [name for name, head in _heads(store) if dictionary_of(head) in dictionaries] if dictionaries else []
 
 
-def train_dict(store: TraceStore, size: int, newest: int) -> int:
-    """Learn from the newest traces, and make what was learnt the store's dictionary."""
-    store.flush()
-    return _learn(store, size, newest)
-
-
-def _learn(store: TraceStore, size: int, newest: int) -> int:
-    """Learn a dictionary, and keep it if no trace that it was learned from was redacted or deleted meanwhile.
-
-    If one was, it is learned again, with nobody else writing.
-    """
-    database = store.database
-    learned, data = _lesson(store, size, newest)
-    with database.transaction():
-        proofs = dict(database.query(f"SELECT at, {PROOF} FROM traces WHERE at >= ?", min(learned)))
-        if any(proofs.get(at) != proof for at, proof in learned.items()):
-            _, data = _lesson(store, size, newest)
-        return add_new(database, data)
-
-
-def _lesson(store: TraceStore, size: int, newest: int) -> tuple[dict[int, bytes], bytes]:
-    """What was read, by its digests, and the dictionary learned from it."""
-    learned: dict[int, bytes] = {}
-
-    def traces() -> Iterator[Trace]:
-        for row in store.database.rows(newest=newest):
-            stored = store.database.record(row.request_id)
-            if stored is not None:
-                learned[stored.at] = stored.record[1:HEAD]
-                yield store.decoded(stored)
-
-    return learned, trained(traces(), 1, size)
-
-
 def recompress(store: TraceStore) -> int:
-    """Encode every trace anew where that makes it smaller."""
+    """Write every record anew with the newest dictionary where that makes it smaller; returns the bytes saved."""
     store.flush()
     names = [row.request_id for row in store.database.rows()]
-
-    def to_write_with() -> zstandard.ZstdCompressionDict | None:
-        return store.dictionaries.to_write_with(store.database)
-
-    _, saved = rewrite(store, names, lambda trace: trace, to_write_with, if_smaller=True)
+    newest = partial(store.dictionaries.to_write_with, store.database)
+    _, saved = rewrite(store, names, newest, if_smaller=True)
     shrink(store)
     return saved
 
@@ -202,3 +167,43 @@ def _stats(store: TraceStore) -> dict[str, Any]:
         "dictionaries": [number for (number,) in query("SELECT dictionary FROM dictionaries ORDER BY dictionary")],
         "contexts": query("SELECT count(*) FROM contexts WHERE digest <> ?", GONE)[0][0],
     }
+
+
+def rewrite(
+    store: TraceStore,
+    names: Iterable[str],
+    dictionary: Callable[[], zstandard.ZstdCompressionDict | None],
+    change: Callable[[Trace], Trace] = lambda trace: trace,
+    if_smaller: bool = False,
+) -> tuple[int, int]:
+    """Write these traces anew, changed and with a dictionary; how many were written, and the bytes that saved.
+
+    A record is replaced only if it is the one that was read. Where another process was faster, it is read again: so
+    what that did is kept, and this is done to it too. Traces that are gone are left out.
+    """
+    written = saved = 0
+    names = iter(names)
+    while left := list(islice(names, BATCH)):
+        for trial in count(1):
+            with nullcontext() if trial <= PATIENCE else store.database.transaction():
+                chosen = dictionary()
+                changes = []
+                for name in left:
+                    old = store.database.record(name)
+                    if old is None:
+                        continue
+                    new = change(store.decoded(old))
+                    record = encode(new, chosen)
+                    if not if_smaller or len(record) < len(old.record):
+                        changes.append(Change(old, facts(new.context), record))
+                try:
+                    done = store.database.replace(changes, chosen) if changes else []
+                except Outdated:  # another process has deleted the dictionary
+                    continue
+            finished = [made for made, replaced in zip(changes, done, strict=True) if replaced]
+            written += len(finished)
+            saved += sum(len(made.old.record) - len(made.record) for made in finished)
+            left = [made.old.request_id for made, replaced in zip(changes, done, strict=True) if not replaced]
+            if not left:
+                break
+    return written, saved

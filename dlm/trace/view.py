@@ -38,7 +38,6 @@ def page(trace: Trace, other: Trace | None = None) -> str:
 
 
 def write(path: Path, trace: Trace, other: Trace | None = None) -> None:
-    """Write the page to a file."""
     try:
         path.write_text(page(trace, other), encoding="utf-8")
     except OSError as error:
@@ -56,7 +55,6 @@ def frame(trace: Trace) -> str:
 def described(trace: Trace) -> dict[str, Any]:
     """A trace as the plain values that the page reads."""
     steps = np.where(trace.first_step == NEVER, trace.num_steps + 1, trace.first_step)
-    later = zip(*(column.tolist() for column in trace._later_columns()), strict=True)
     used = set(trace.first_token.tolist()) | set(trace.later.token.tolist())
     runners = None
     if trace.topk_tokens is not None and trace.topk_logits is not None:
@@ -74,7 +72,7 @@ def described(trace: Trace) -> dict[str, Any]:
         "never": trace.num_steps + 1,
         "at": steps.tolist(),
         "token": trace.first_token.tolist(),
-        "later": [list(event) for event in later],
+        "later": np.stack(list(trace.later), axis=1).tolist(),
         "growth": trace.growth.tolist(),
         "confidence": None if trace.confidence is None else [_number(c) for c in trace.confidence.tolist()],
         "runners": runners,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from dlm.errors import UserError
 from dlm.trace.codec import encode
-from dlm.trace.database import Database, Outdated, StoreError
+from dlm.trace.database import Database, Entry, Outdated
 from dlm.trace.facts import Facts, facts
 from dlm.trace.record import Recorder
-from dlm.trace.stored import Entry
+from dlm.trace.session import StoreError
 from dlm.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -79,9 +79,7 @@ class Writer:
         task.done.set_running_or_notify_cancel()  # what was accepted is stored: it cannot be cancelled any more
         with self.changed:
             if self.on_full == "raise" and len(self.queue) >= self.queue_size:
-                raise StoreError(
-                    f"trace {source.request_id[:60]!r}: {self.queue_size} traces wait to be written already"
-                )
+                raise StoreError(f"trace {source.request_id[:60]!r}: {self.queue_size} traces wait to be written")
             self.changed.wait_for(lambda: self.closing or len(self.queue) < self.queue_size)
             if self.closing:
                 raise UserError(f"trace {source.request_id[:60]!r}: the store is closed")
@@ -148,9 +146,7 @@ class Writer:
 
     def _write(self, database: Database, tasks: list[Task]) -> None:
         """Encode and commit; a trace that cannot be encoded does not keep the others from the disk."""
-        traces: list[Trace] = []
-        entries: list[Entry] = []
-        encoded: list[Task] = []
+        traces, entries, encoded = list[Trace](), list[Entry](), list[Task]()
         try:
             dictionary = self.dictionary(database)
         except Exception as error:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 
 from dlm.atomic import sync
@@ -22,10 +22,9 @@ FORMAT = 2  # 1 was accelerate's own, whose files had to be unpickled
 ASIDE = "damaged-"  # before the name of a checkpoint that a run has passed over
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, strict=True, extra="forbid"):
     """manifest.json, the last file to be written: what a whole checkpoint consists of."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     format: int
     step: int
     files: dict[Name, Digest]
@@ -49,9 +48,6 @@ class Group:
 
 
 ALONE = Group()
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def publish(folder: Path, step: int, write: Callable[[Path], None], keep_last: int, group: Group = ALONE) -> None:
@@ -123,9 +119,6 @@ def _seal(folder: Path, step: int, work: Path, keep_last: int) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-# --- finding ----------------------------------------------------------------------------------------------------------
-
-
 def found(folder: Path, prefix: str = "") -> list[Path]:
     """Checkpoints by name, newest first; with the prefix ASIDE the damaged ones that a run has passed over."""
     paths = folder.iterdir() if folder.is_dir() else ()
@@ -134,7 +127,6 @@ def found(folder: Path, prefix: str = "") -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was written, by its name."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -196,9 +188,8 @@ def _manifest(checkpoint: Path) -> Manifest | str:
         return Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
     except FileNotFoundError:
         pickled = (checkpoint / "custom_checkpoint_0.pkl").exists()
-        return (
-            "written by an earlier version of dlm, in pickles, which are never read" if pickled else "no manifest.json"
-        )
+        old = "written by an earlier version of dlm, in pickles, which are never read"
+        return old if pickled else "no manifest.json"
     except OSError as error:
         return f"manifest.json: {error.strerror}"
     except ValidationError:

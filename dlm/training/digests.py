@@ -6,7 +6,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, StringConstraints
 
 THREADS = 4  # hashlib does not hold the interpreter's lock
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
@@ -14,10 +14,9 @@ Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 T = TypeVar("T")
 
 
-class Digest(BaseModel):
+class Digest(BaseModel, strict=True, extra="forbid"):
     """Size in bytes and BLAKE2b-128 of one file."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     size: int
     blake2b: str
 

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 
 from dlm.atomic import write_text
 from dlm.errors import UserError
+from dlm.fields import flat
 from dlm.training import checkpoint
 from dlm.training.config import TrainConfig
 from dlm.training.digests import Digest, Name, differing, digests
@@ -98,31 +99,18 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-# --- the same run -----------------------------------------------------------------------------------------------------
-
-
 def other_settings(saved: dict[str, Any], config: TrainConfig) -> Iterator[tuple[str, object, object]]:
     """Dotted keys that differ and would change the numbers of a run, with the saved value and the config's.
 
     A setting that the saved config has not, since an earlier version wrote it, stood at its default.
     """
     free = FREE | EXTENDABLE if config.extendable else FREE
-    defaults = TrainConfig().model_dump(mode="json")
-    return _differences(saved, config.model_dump(mode="json"), defaults, free, "")
-
-
-def _differences(
-    old: dict, new: dict, defaults: dict, free: set[str], prefix: str
-) -> Iterator[tuple[str, object, object]]:
-    for key in sorted({*old, *new}):
-        default, dotted = defaults.get(key), prefix + key
-        was, now = old.get(key, default), new.get(key)
-        if dotted in free or was == now:
-            continue
-        if isinstance(was, dict) and isinstance(now, dict):
-            yield from _differences(was, now, default if isinstance(default, dict) else {}, free, f"{dotted}.")
-        else:
-            yield dotted, was, now
+    tables = (saved, config.model_dump(mode="json"), TrainConfig().model_dump(mode="json"))
+    was, now, defaults = map(flat, tables)
+    for key in sorted({*was, *now}):
+        pair = was.get(key, defaults.get(key)), now.get(key)
+        if pair[0] != pair[1] and free.isdisjoint((key, key.partition(".")[0])):
+            yield key, *pair
 
 
 def check_same_run(saved: Path, config: TrainConfig) -> None:
@@ -134,13 +122,9 @@ def check_same_run(saved: Path, config: TrainConfig) -> None:
         )
 
 
-# --- a finished run ---------------------------------------------------------------------------------------------------
-
-
-class Finished(BaseModel):
+class Finished(BaseModel, extra="forbid"):
     """finished.json beside the final model: the run's last step, its results, its config, its files."""
 
-    model_config = ConfigDict(extra="forbid")
     step: int
     bound: Measured
     bits_per_byte: Measured

@@ -80,9 +80,8 @@ class Looks:
         batch = Batch(ids.expand(LEVELS, -1), answer.expand(LEVELS, -1), index, step=0, samples=LEVELS)
         view = masking.views(batch)[0]
         _, right, confidence = answers(lm.network, view)
-        strips = [
-            Strip(*(part.tolist() for part in parts)) for parts in zip(view.asked, right, confidence, strict=True)
-        ]
+        rows = zip(view.asked, right, confidence, strict=True)
+        strips = [Strip(*(part.tolist() for part in row)) for row in rows]
         unlike = {tuple(strip.asked): strip for strip in strips}  # one for the masks of an autoregressive model
         return sorted(unlike.values(), key=lambda strip: strip.level)
 

@@ -41,7 +41,6 @@ class Strip:
 
     @property
     def level(self) -> float:
-        """The share that was asked for."""
         return sum(self.asked) / max(1, len(self.asked))
 
 

@@ -71,9 +71,7 @@ class Profile:
     def __init__(self, config: ProfileConfig, out: Path, rank: int, compiled: bool) -> None:
         self.config = config = with_environment(config, os.environ)
         if config.level == 3 and compiled:
-            raise UserError(
-                "profile.level = 3 names layers, which train.compile = true fuses: take level 2, or do not compile"
-            )
+            raise UserError("profile.level = 3 names layers, which train.compile fuses: take level 2 or drop that")
         self.ranges = Ranges(max(config.level, int(config.trace)))
         self.folder, self.suffix = out / "profile", f"-rank{rank}" if rank else ""
         self.say: Callable[[str], None] = print
@@ -108,9 +106,8 @@ class Profile:
             if self._profiler:
                 self._profiler.stop()
                 if self.steps <= c.wait + c.warmup:
-                    say(
-                        f"profile.trace: the run ended after {self.steps} steps, in the {c.wait} + {c.warmup} before recording"
-                    )
+                    early = f"in the {c.wait} + {c.warmup} before recording"
+                    say(f"profile.trace: the run ended after {self.steps} steps, {early}")
             self._dump()
 
     def step(self, step: int) -> None:

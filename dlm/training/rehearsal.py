@@ -2,6 +2,7 @@
 
 import zlib
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ COLUMNS = ("input_ids", "prompt_mask", "order")  # a sample has the first, the f
 RESERVOIR, DRAWS = 0x4EB1A1, 0x4EB1A2  # keys apart from those of other draws
 
 
-class RehearsalStream:
+class RehearsalStream(Iterator[Sample]):
     """Each batch of `batch_size` samples ends with some of earlier batches, drawn uniformly and each at most once.
 
     It draws from a reservoir, itself a uniform sample of all new samples of earlier batches (Vitter's algorithm R).
@@ -36,9 +37,6 @@ class RehearsalStream:
         self.rows: list[bytes] = []
         self.batch = self.seen = 0
         self.waiting: deque[Sample] = deque()
-
-    def __iter__(self) -> "RehearsalStream":
-        return self
 
     def __next__(self) -> Sample:
         if not self.waiting:
@@ -94,9 +92,7 @@ class RehearsalStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("kind") != "replay":
-            raise UserError(
-                f"the checkpoint's data position is of kind {state.get('kind')!r}, without replay: keep [replay]"
-            )
+            raise UserError(f"the checkpoint's data is of kind {state.get('kind')!r}, without replay: keep [replay]")
         self.batch, self.seen, self.rows = state["batch"], state["seen"], list(state["rows"])
         self.stream.load_state_dict(state["stream"])
         self.waiting.clear()

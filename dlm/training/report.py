@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dlm.atomic import write_text
 from dlm.diffusion.bound import Estimate, with_error
+from dlm.fields import flat
 from dlm.training.config import TrainConfig
 from dlm.training.folder import writing
 from dlm.training.pictures import pixels, save
@@ -81,7 +82,9 @@ class Report:
 
     def __enter__(self) -> Self:
         if self.config.log.trackers:
-            self.accelerator.init_trackers(self.config.log.project, config=_flat(self.config.model_dump(mode="json")))
+            settings = flat(self.config.model_dump(mode="json"))
+            plain = {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.items()}
+            self.accelerator.init_trackers(self.config.log.project, config=plain)
         self.bar.start()
         return self
 
@@ -91,7 +94,6 @@ class Report:
             self.accelerator.end_training()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
         if self.live:
             self.bar.print(text, markup=False, highlight=False)
         elif self.shown:
@@ -163,14 +165,3 @@ class Report:
             self.metrics.write(step=step, **row)
         if self.config.log.trackers:
             self.accelerator.log({key: value for key, value in row.items() if value is not None}, step=step)
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested config as dotted keys with values that trackers take."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, int | float | str | bool) else str(value)
-    return flat

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dlm.errors import UserError
 from dlm.training import zero
@@ -33,9 +34,7 @@ class NotFinite(Exception):
     """A tensor that would be saved has a NaN or an infinity; the message is its name."""
 
 
-def save(
-    folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer, own: dict[str, Any]
-) -> None:
+def save(folder: Path, a: Accelerator, module: nn.Module, optimizer: Optimizer, own: dict[str, Any]) -> None:
     """Write this process's part of a checkpoint; `own` is plain data, which the main process writes.
 
     NotFinite, before anything is written, if a weight or a tensor of the optimiser has a NaN or an infinity.
@@ -50,7 +49,7 @@ def save(
         (folder / STATE).write_text(dumps({**own, "processes": a.num_processes, "groups": groups}))
 
 
-def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Put weights and optimiser back as they were; returns `own`, as it was given to `save`."""
     own = loads((folder / STATE).read_text())
     groups, processes = own.pop("groups"), own.pop("processes")
@@ -73,10 +72,7 @@ def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: torch.optim
     return own
 
 
-# --- the optimiser ----------------------------------------------------------------------------------------------------
-
-
-def _optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[dict], dict[str, Tensor]]:
+def _optimizer_state(module: nn.Module, optimizer: Optimizer) -> tuple[list[dict], dict[str, Tensor]]:
     """The groups as plain data, with names for parameters, and the tensors as `parameter/key`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     groups = [
@@ -90,7 +86,7 @@ def _optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> tup
     }
 
 
-def _set_optimizer_state(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, groups: list[dict]) -> None:
+def _set_optimizer_state(folder: Path, module: nn.Module, optimizer: Optimizer, groups: list[dict]) -> None:
     parameters = dict(module.named_parameters())
     names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
     if [g.pop("names") for g in groups] != [[names[p] for p in g["params"]] for g in optimizer.param_groups]:
@@ -110,16 +106,12 @@ def _set_optimizer_state(folder: Path, module: nn.Module, optimizer: torch.optim
             optimizer.state[parameter][key] = value
 
 
-# --- plain data as JSON and back, exactly: also tuples, bytes and keys that are no strings -----------------------------
-
-
 def dumps(value: Any) -> str:
     """JSON of numbers, strings, None, bytes, lists, tuples and dicts; anything else is a UserError."""
     return json.dumps(_encode(value, "state"))
 
 
 def loads(text: str) -> Any:
-    """What `dumps` was given."""
     return json.loads(text, object_hook=_decode)
 
 
@@ -137,9 +129,7 @@ def _encode(value: Any, where: str) -> Any:
         if all(isinstance(key, str) and not key.startswith("__") for key in value):
             return {key: _encode(entry, f"{where}.{key}") for key, entry in value.items()}
         return {PAIRS: [[_encode(k, where), _encode(v, f"{where}.{k}")] for k, v in value.items()]}
-    raise UserError(
-        f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: make it a string or a number"
-    )
+    raise UserError(f"{where} is a {type(value).__name__}, which no checkpoint holds: make it a string or a number")
 
 
 def _decode(table: dict[str, Any]) -> Any:

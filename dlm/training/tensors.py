@@ -28,9 +28,8 @@ def rows_of(tensor: Tensor) -> tuple[Tensor, Rows]:
     if not isinstance(tensor, DTensor):
         return tensor, (0, len(tensor) if tensor.ndim else 1)
     local, total, first = tensor.to_local(), tensor.shape[0], 0
-    for size, place, placement in zip(
-        tensor.device_mesh.shape, tensor.device_mesh.get_coordinate() or (), tensor.placements, strict=True
-    ):
+    mesh = tensor.device_mesh
+    for size, place, placement in zip(mesh.shape, mesh.get_coordinate() or (), tensor.placements, strict=True):
         if placement.is_shard(0):
             first = min(total, -(-total // size) * place)
         else:
@@ -69,9 +68,7 @@ def load_into(folder: Path, kind: str, tensors: Mapping[str, Tensor], some: bool
     """
     with Parts(folder, kind) as parts, torch.no_grad():
         if other := sorted(tensors.keys() - parts.where.keys() if some else tensors.keys() ^ parts.where.keys()):
-            raise UserError(
-                f"{folder}: tensor {other[0]!r} is in this network or in the checkpoint, not in both; {FIX}"
-            )
+            raise UserError(f"{folder}: tensor {other[0]!r} is in this network or in the checkpoint, not both; {FIX}")
         for name, tensor in tensors.items():
             if (parts.shape(name), parts.dtype(name)) != (tuple(tensor.shape), tensor.dtype):
                 raise UserError(

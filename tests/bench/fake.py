@@ -76,10 +76,8 @@ class FakeEngine:
             elif len(done) < settings["gen_length"]:
                 events.append(Event(name, "…", fresh))
             else:
-                nfe = len(done) // block
-                result = Generation(
-                    text=self.says, tokens=list(done), nfe=nfe, tpf=block, finish_reason="length", request_id=name
-                )
+                facts = {"nfe": len(done) // block, "tpf": block, "finish_reason": "length", "request_id": name}
+                result = Generation(text=self.says, tokens=list(done), **facts)
                 events.append(Event(name, "…", fresh, result))
                 self.waiting.remove(entry)
         return events

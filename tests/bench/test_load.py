@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dlm.bench.load import InFlight, Poisson, Together, serve, spread
-from dlm.errors import UserError
 from tests.bench.fake import Clock, FakeEngine
+from tests.refusals import refused
 
 SETTINGS = {"gen_length": 4, "block_length": 2}  # two steps a request
 
@@ -82,10 +82,8 @@ def test_failures_are_noted_and_not_counted():
     assert [request.error for request in service.served] == [None, "it can never fit", "poisoned", None]
     facts = service.facts()
     assert (facts["failed"], facts["total_tokens"], facts["num_prompts"]) == (2, 8, 4)
-    with pytest.raises(UserError, match="every request failed; the first: it can never fit"):
-        run([[99]], Together())
-    with pytest.raises(UserError, match="no requests"):
-        run([], Together())
+    refused("every request failed; the first: it can never fit", run, [[99]], Together())
+    refused("no requests", run, [], Together())
 
 
 def test_a_refused_request_does_not_block_a_closed_loop():
@@ -101,12 +99,7 @@ def test_settings_for_each_request():
 
 
 def test_spread_is_interpolated():
-    assert spread([1.0, 2.0, 3.0, 4.0]) == {
-        "mean": 2.5,
-        "p50": 2.5,
-        "p90": pytest.approx(3.7),
-        "p99": pytest.approx(3.97),
-    }
+    assert spread([1.0, 2.0, 3.0, 4.0]) == pytest.approx({"mean": 2.5, "p50": 2.5, "p90": 3.7, "p99": 3.97})
     assert spread([]) == {"mean": None, "p50": None, "p90": None, "p99": None}
 
 

@@ -17,6 +17,7 @@ from dlm.errors import UserError
 from dlm.evaluation.lines import LineTask
 from dlm.inference.request import Generation
 from tests.inference.tiny import text_lm
+from tests.refusals import refused
 
 
 def config(**sections) -> BenchConfig:
@@ -49,17 +50,15 @@ def test_sudoku_is_judged_by_its_rules():
     assert task.judge(solved).right.value == 1.0
     wrong = generation(np.roll(solved[0].tokens, 1))
     assert task.judge([wrong, *solved[1:]]).right.hits == 2
-    with pytest.raises(UserError, match="no Sudoku model"):
-        Sudoku(text_lm(), QualitySection())
+    refused("no Sudoku model", Sudoku, text_lm(), QualitySection())
 
 
 def test_steps_of_a_pace():
     lm = dlm.load("sudoku")
     task = Sudoku(lm, QualitySection(puzzles=2, cells=16))
     masks = task.masks(0)
-    whole, multi = (
-        options_of(task, strategy, "margin", {"tokens_per_step": 4})[0] for strategy in ("whole", "multi_block")
-    )
+    pace = {"tokens_per_step": 4}
+    whole, multi = (options_of(task, strategy, "margin", pace)[0] for strategy in ("whole", "multi_block"))
     shared = {"rule": "margin", "infill": True}
     assert whole == {**shared, "strategy": "block", "block_length": masks, "steps": -(-masks // 4)}
     assert multi == {**shared, "strategy": "multi_block", "block_length": 16, "steps": 4 * -(-masks // 16)}
@@ -67,10 +66,8 @@ def test_steps_of_a_pace():
 
 @pytest.fixture
 def python_files(monkeypatch):
-    texts = [
-        LineTask(name=str(n), prefix="def f(x):\n    " * 9, line=f"return {n}", suffix="\ndef g(x): return x * x\n" * 4)
-        for n in range(2)
-    ]
+    around = {"prefix": "def f(x):\n    " * 9, "suffix": "\ndef g(x): return x * x\n" * 4}
+    texts = [LineTask(name=str(n), line=f"return {n}", **around) for n in range(2)]
     monkeypatch.setattr("dlm.evaluation.lines.heldout_lines", lambda data, count, seed, context: texts[:count])
     return texts
 
@@ -106,9 +103,8 @@ def test_the_bound_is_of_what_was_written_only():
     lm, s = text_lm(), QualitySection(draws=3)
     text, here = np.arange(6), np.arange(6) == 5
     with torch.inference_mode():
-        logits = lm.network.predict(
-            torch.tensor([[0, 1, 2, 3, 4, lm.require_mask_id()]]), torch.tensor([here.tolist()])
-        )
+        shown = torch.tensor([[0, 1, 2, 3, 4, lm.require_mask_id()]])
+        logits = lm.network.predict(shown, torch.tensor([here.tolist()]))
     expected = -logits.double().log_softmax(-1)[0, 5].item()
     found = bound_of(lm, [text, text[:3], text], [here, np.arange(3) == 2, here], s)
     other = bound_of(lm, [text[:3]], [np.arange(3) == 2], s)
@@ -176,12 +172,8 @@ def test_a_way_the_engine_refuses_is_a_row(monkeypatch):
 @pytest.mark.slow
 def test_train():
     overrides = {"train.batch_size": 2, "train.compile": False, "train.ema": 0.0, "data.sudoku_pool": 4}
-    overrides |= {
-        "model.hidden_size": 16,
-        "model.num_hidden_layers": 1,
-        "model.head_dim": 4,
-        "model.intermediate_size": 16,
-    }
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "head_dim": 4, "intermediate_size": 16}
+    overrides |= {f"model.{name}": size for name, size in shape.items()}
     section = {"config": "sudoku", "steps": 2, "warmup": 1, "overrides": overrides}
     row = train.measure(config(train=section), silent).values["train"]
     assert len(row["seconds"]) == 3
@@ -190,8 +182,7 @@ def test_train():
 
 
 def test_train_names_a_wrong_override(tmp_path):
-    with pytest.raises(UserError, match='unknown key "train.batchsize"'):
-        train.measure(config(train={"overrides": {"train.batchsize": 2}}), silent)
+    refused('unknown key "train.batchsize"', train.measure, config(train={"overrides": {"train.batchsize": 2}}), silent)
 
 
 def test_tokenizer(tmp_path):
@@ -210,8 +201,7 @@ def test_what_is_run():
     assert wanted(config(load={}, quality={}, train={}), "infer") == ["infer", "load", "quality"]
     assert wanted(config(train={}, quality={}), None) == ["quality", "train"]
     assert {name for names in SUBCOMMANDS.values() for name in names} == SECTIONS.keys()
-    with pytest.raises(UserError, match="nothing to measure: say which"):
-        wanted(config(), None)
+    refused("nothing to measure: say which", wanted, config(), None)
 
 
 def test_one_text_has_no_error():

@@ -1,5 +1,3 @@
-"""benchmarks/models.py from end to end, on models that are tiny."""
-
 import json
 from pathlib import Path
 from types import ModuleType
@@ -9,8 +7,10 @@ import pytest
 
 from dlm.data.config import DataConfig
 from dlm.evaluation.filling import Filling
-from tests.evaluation.knowing import SHAPE
+from dlm.models import LM, Transformer
+from tests.evaluation.knowing import SHAPE, sudoku_lm
 from tests.evaluation.test_card import run_folder
+from tests.inference.tiny import text_lm
 
 
 @pytest.fixture
@@ -21,10 +21,6 @@ def models(script) -> ModuleType:
 def saved(folder: Path, kind: str) -> str:
     import torch
 
-    from dlm.models import LM, Transformer
-    from tests.evaluation.knowing import sudoku_lm
-    from tests.inference.tiny import text_lm
-
     lm = sudoku_lm([]) if kind == "sudoku" else text_lm(model_type="dlm", mask_in_softmax=False, **SHAPE)
     network = Transformer(lm.config)
     network.initialise(torch.Generator().manual_seed(0))
@@ -32,15 +28,11 @@ def saved(folder: Path, kind: str) -> str:
     return str(folder)
 
 
-def test_sudoku_to_card(
-    models: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        models.sudoku, "MAIN", (Filling(rule="low_confidence", tokens_per_step=81, name="all at once"),)
-    )
-    monkeypatch.setattr(
-        models.sudoku, "SWEEP", (Filling(rule="margin", tokens_per_step=9), Filling(rule="random", tokens_per_step=9))
-    )
+def test_sudoku_to_card(models, tmp_path, monkeypatch, capsys):
+    main = Filling(rule="low_confidence", tokens_per_step=81, name="all at once")
+    monkeypatch.setattr(models.sudoku, "MAIN", (main,))
+    sweep = tuple(Filling(rule=rule, tokens_per_step=9) for rule in ("margin", "random"))
+    monkeypatch.setattr(models.sudoku, "SWEEP", sweep)
     folder = saved(tmp_path / "model", "sudoku")
     run = run_folder(tmp_path / "run", {})
     common = ["sudoku", "--model", folder, "--output", str(tmp_path)]
@@ -55,7 +47,7 @@ def test_sudoku_to_card(
     assert "Main rules" in capsys.readouterr().out
 
 
-def test_code_to_card(models: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_to_card(models, tmp_path, monkeypatch):
     source = "".join(f"def function_{i}(x):\n    return x * {i}\n\n" for i in range(60))
     (tmp_path / "code.py").write_text(source)
     text = DataConfig(source="text", paths=(f"{tmp_path}/*.py",), heldout_paths=(f"{tmp_path}/*.py",), cache=False)
@@ -71,7 +63,7 @@ def test_code_to_card(models: ModuleType, tmp_path: Path, monkeypatch: pytest.Mo
     assert report["results"][1]["exact"]["total"] == 3
 
 
-def test_bad_arguments(models: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments(models, tmp_path, capsys):
     assert models.main(["sudoku", "--model", str(tmp_path / "none")]) == 2
     assert "error: no model" in capsys.readouterr().err
     folder = saved(tmp_path / "model", "sudoku")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.inference.config import EngineConfig, SamplerConfig
 
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 ANSWER = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
@@ -76,29 +75,13 @@ def load(name: str, **options: Any) -> FakeLM:
     return FakeLM(name)
 
 
-def continue_all(
-    lm: FakeLM,
-    prompts: Sequence[str],
-    sampler: SamplerConfig,
-    engine: EngineConfig,
-    trace: Any,
-    request_ids: Sequence[str],
-    on_step: Callable | None = None,
-) -> list[FakeGeneration]:
+def continue_all(lm, prompts, sampler, engine, trace, request_ids, on_step=None) -> list[FakeGeneration]:
     answer = [ord(character) for character in "answer"]
     results = [_fill(lm.encode(prompt) + [MASK] * 6, answer, on_step, whole=False) for prompt in prompts]
     return _named(results, request_ids)
 
 
-def fill_all(
-    lm: FakeLM,
-    prompts: Sequence[Any],
-    sampler: SamplerConfig,
-    engine: EngineConfig,
-    trace: Any,
-    request_ids: Sequence[str],
-    on_step: Callable | None = None,
-) -> list[FakeGeneration]:
+def fill_all(lm, prompts, sampler, engine, trace, request_ids, on_step=None) -> list[FakeGeneration]:
     results = []
     for prompt in prompts:
         if isinstance(prompt, str):

@@ -1,5 +1,3 @@
-"""`dlm-bench` around measurements that measure nothing: what is parsed, run, printed and written."""
-
 import json
 import sys
 

@@ -1,19 +1,17 @@
-"""`dlm-export`: what it writes, and the one line that says who reads it."""
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import dlm
 from dlm.cli.export import main
-from dlm.models import load, portable
+from dlm.models import adapters, load, portable
 
 from ..models import tiny
 
 
-def test_a_bundled_model_in_its_own_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundled_model_in_its_own_dtype(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["pico", "--to", str(out)]) == 0
     line = f"{out}: family dlm, AutoModel.from_pretrained('{out}', trust_remote_code=True)\n"
@@ -21,13 +19,12 @@ def test_a_bundled_model_in_its_own_dtype(tmp_path: Path, capsys: pytest.Capture
     assert {path.name for path in out.glob("*.py")} == set(portable.CODE)
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
     ours, back = load("pico", device="cpu"), load(out, device="cpu")
-    assert back.config == ours.config and back.chat([{"role": "user", "content": "x"}]) == ours.chat(
-        [{"role": "user", "content": "x"}]
-    )
+    talk = [{"role": "user", "content": "x"}]
+    assert back.config == ours.config and back.chat(talk) == ours.chat(talk)
     assert all(torch.equal(a, b) for a, b in zip(ours.network.parameters(), back.network.parameters(), strict=True))
 
 
-def test_another_family_dtype_and_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_family_dtype_and_shards(tmp_path, capsys):
     tiny.model("qwen3", attention="bidirectional").save(tmp_path / "in")
     words = ["--family", "qwen3", "--dtype", "float16", "--max-shard-size", "1e-5"]
     assert main([str(tmp_path / "in"), "--to", str(tmp_path / "out"), *words]) == 0
@@ -39,9 +36,8 @@ def test_another_family_dtype_and_shards(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads((tmp_path / "out2" / "config.json").read_text())["torch_dtype"] == "float16"
 
 
-def test_an_adapter_is_merged(tmp_path: Path) -> None:
+def test_an_adapter_is_merged(tmp_path):
     pytest.importorskip("peft")
-    from dlm.models import adapters
 
     lm, ids = tiny.model("dlm"), tiny.tokens()
     lm.save(tmp_path / "base")
@@ -58,9 +54,7 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
             torch.testing.assert_close(found, lm.network(ids), rtol=1e-4, atol=1e-4)
 
 
-def test_targets_are_checked_before_the_model_is_read(tmp_path: Path, monkeypatch, capsys) -> None:
-    import dlm
-
+def test_targets_are_checked_before_the_model_is_read(tmp_path, monkeypatch, capsys):
     tiny.model("dlm").save(tmp_path / "in")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("")
@@ -71,8 +65,6 @@ def test_targets_are_checked_before_the_model_is_read(tmp_path: Path, monkeypatc
     assert "holds 'thesis.tex' and is no checkpoint" in err and "cannot be written (File name too long)" in err
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    import dlm
-
+def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{dlm.__version__}\n"

@@ -1,5 +1,3 @@
-"""`dlm-infer` around a fake model: where prompts come from, and what is printed where."""
-
 import json
 
 import pytest

@@ -1,8 +1,8 @@
-"""Ctrl-C during a decode: the text so far stays, whole results are kept, the status is 130."""
-
 import io
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -108,12 +108,8 @@ def test_a_live_view_leaves_its_last_picture(error):
 
 def test_a_real_interrupt(tmp_path):
     argv = ["--prompt", "import os\n", "--sampler.gen_length", "8", "--sampler.steps", "8", "--json", "--trace"]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *argv, "--trace.store", str(tmp_path / "t.db")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONUTF8": "1"},
-    )
+    command = [sys.executable, "-c", SCRIPT, *argv, "--trace.store", str(tmp_path / "t.db")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONUTF8": "1"})
     assert done.returncode == 130 and "Traceback" not in done.stderr
     (line,) = done.stdout.splitlines()
     partial = json.loads(line)
@@ -122,3 +118,45 @@ def test_a_real_interrupt(tmp_path):
     assert "interrupted; whole results: 0; unfinished: 1" in done.stderr
     with dlm.TraceStore(tmp_path / "t.db") as store:
         assert len(store) == 0
+
+
+# A trainer that sees no signal, as the real one: it says when it has everything, and then it is busy for ever.
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.stdin.buffer.read()
+with open(sys.argv[1], "w") as busy:
+    busy.write(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+PARENT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it, and so would this
+from dlm.cli import tokenizer
+from dlm.data import tokenizer_training
+tokenizer_training.LEARN = (sys.executable, "-c", sys.argv[1], sys.argv[2])
+raise SystemExit(tokenizer.main(sys.argv[3:]))
+"""
+
+
+def test_it_ends_the_training_of_a_tokenizer_at_once(tmp_path):
+    (tmp_path / "a.txt").write_text("some words " * 100)
+    os.mkfifo(tmp_path / "busy")
+    data = ["--data.source", "text", "--data.paths", str(tmp_path / "a.txt")]
+    command = [sys.executable, "-c", PARENT, DEAF, str(tmp_path / "busy"), "--output", str(tmp_path / "out"), *data]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            busy = os.open(tmp_path / "busy", os.O_RDONLY | os.O_NONBLOCK)
+            assert select.select([busy], [], [], 120)[0], "the trainer did not start"
+            child = int(os.read(busy, 20))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120) == 130
+        finally:
+            process.kill()
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read() + process.stderr.read() == b""
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    assert not list((tmp_path / "out").iterdir())

@@ -1,5 +1,3 @@
-"""The live view, on a captured console."""
-
 import io
 
 import numpy as np

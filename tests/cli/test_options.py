@@ -1,5 +1,3 @@
-"""Command lines: what they mean, and what is said of those that mean nothing."""
-
 import pytest
 from pydantic import BaseModel, ConfigDict
 
@@ -7,7 +5,8 @@ from dlm.cli import bench, infer, prepare, train
 from dlm.cli.flags import Flag, model_flag
 from dlm.cli.help import page
 from dlm.cli.options import Command
-from dlm.errors import UserError
+from dlm.cli.prepare import SUBCOMMANDS, main
+from tests.refusals import told
 
 
 class Section(BaseModel):
@@ -88,9 +87,7 @@ def test_flags_and_files():
     ],
 )
 def test_mistakes(argv, message):
-    with pytest.raises(UserError) as error:
-        COMMAND.parse(argv)
-    assert message in str(error.value)
+    told(message, COMMAND.parse, argv)
 
 
 def test_status_and_streams(capsys):
@@ -115,16 +112,9 @@ def test_print_config_is_the_config(capsys, tmp_path):
 
 def test_help_lists_every_flag_and_field():
     text = "\n".join(page(COMMAND, width=80, color=False))
-    for needed in (
-        "Tests [markup].",
-        "--prompt TEXT",
-        "--model NAME",
-        "Repeatable.",
-        "--print-config",
-        "[part]",
-        "--part.rate  a number = 1.0",
-    ):
+    for needed in ("Tests [markup].", "--prompt TEXT", "--model NAME", "Repeatable.", "--print-config", "[part]"):
         assert needed in text
+    assert "--part.rate  a number = 1.0" in text
     assert "--part.fast / --part.no-fast  true or false = false" in text
     assert max(map(len, text.split("\n"))) <= 80
 
@@ -155,3 +145,30 @@ def test_every_command_that_loads_a_model_has_model(main, words, key, capsys):
 def test_the_models_of_a_measurement_of_quality(capsys):
     assert bench.main(["quality", "--model", "pico", "--print-config"]) == 0
     assert 'models = [\n    "pico",\n]' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"]], ids=str)
+def test_the_overview_names_every_subcommand(argv, capsys):
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name}: " in shown for name in SUBCOMMANDS)
+
+
+def test_an_unknown_subcommand_names_the_nearest(capsys):
+    assert main(["anchor"]) == 2
+    assert 'no such subcommand: "anchor"; did you mean "anchors"?' in capsys.readouterr().err
+
+
+def test_anchors_reads_a_training_config(capsys):
+    assert main(["anchors", "--help"]) == 0 and "--align.anchors" in capsys.readouterr().out
+    assert main(["anchors", "--align.layers", "[1, 2]", "--print-config"]) == 0
+    assert 'anchors_dtype = "bfloat16"' in capsys.readouterr().out
+    assert main(["anchors"]) == 2 and "align.anchors is not set" in capsys.readouterr().err
+
+
+def test_trajectories_reads_a_config_of_its_own(capsys):
+    assert main(["trajectories", "--help"]) == 0 and "--trajectories.responses" in capsys.readouterr().out
+    assert main(["trajectories", "--config", "prepare-trajectories", "--print-config"]) == 0
+    assert 'responses = "forced"' in capsys.readouterr().out
+    assert main(["trajectories", "--trajectories.sample", "3"]) == 2
+    assert 'did you mean "--trajectories.samples"?' in capsys.readouterr().err

@@ -1,5 +1,3 @@
-"""`dlm-replay`: what is shown of a stored trace, and that it costs no torch."""
-
 import json
 import subprocess
 import sys
@@ -93,62 +91,49 @@ def test_a_page(command, tmp_path):
         (["one", "--html", "no/such/folder/p.html"], "cannot be written"),
     ],
 )
-def test_mistakes(command, monkeypatch, argv, message):
-    monkeypatch.setitem(sys.modules, "dlm.replay", types.ModuleType("dlm.replay"))
-    monkeypatch.setitem(vars(dlm), "replay", sys.modules["dlm.replay"])
+def test_mistakes(command, replayed, argv, message):
     status, out, error = command(*argv)
     assert (status, out) == (2, "") and message in error
 
 
-def test_verify_and_fork_ask_the_model(command, store, monkeypatch):
-    asked = {}
-    fake = types.ModuleType("dlm.replay")
-
-    class Report:
-        identical = False
-
-        def __str__(self) -> str:
-            return "parts at step 2"
-
-    def fork(lm, trace, step, request_id=None, **settings):
-        asked.update(step=step, **settings)
-        return run(np.random.default_rng(2), 12, 4, vocab=40, name=request_id or "child").trace
-
-    fake.verify = lambda lm, trace: Report()
-    fake.fork = fork
-    monkeypatch.setitem(vars(dlm), "replay", fake)
-    monkeypatch.setitem(sys.modules, "dlm.replay", fake)
-    monkeypatch.setitem(vars(dlm), "load", lambda name, device: name)
-    assert command("one", "--verify")[:2] == (1, "parts at step 2\n")
-    status, _, error = command(
-        "one", "--fork-at", "2", "--sampler.temperature", "0.7", "--sampler.seed=3", "--as", "kid"
-    )
-    assert status == 0 and error == "stored as kid\n"
-    assert asked == {"step": 2, "temperature": 0.7, "seed": 3}
-    with TraceStore() as again:
-        assert "kid" in again and not diff(again["kid"], again["one"]).identical
-
-
 @pytest.fixture
-def forking(monkeypatch):
-    """`dlm.replay.fork` without a model; the child's tokens look like those of `PIECES`."""
+def replayed(monkeypatch):
+    """`dlm.replay` without a model; a fork's tokens look like those of `PIECES`."""
     calls = []
 
     def fork(lm, trace, step, request_id=None, **settings):
-        calls.append(request_id)
+        calls.append({"as": request_id, "step": step, **settings})
         child = run(np.random.default_rng(2), 12, 4, vocab=40, name=request_id or "child").trace
         child.context, child.source = {"tokenizer": "other"}, lambda name: PIECES if name == "other" else None
         return child
 
     fake = types.ModuleType("dlm.replay")
-    fake.fork = fork
+    fake.calls, fake.fork = calls, fork
     monkeypatch.setitem(vars(dlm), "replay", fake)
     monkeypatch.setitem(sys.modules, "dlm.replay", fake)
     monkeypatch.setitem(vars(dlm), "load", lambda name, device: name)
-    return calls
+    return fake
 
 
-def test_a_forks_page_shows_text(command, forking, tmp_path):
+class Report:
+    identical = False
+
+    def __str__(self) -> str:
+        return "parts at step 2"
+
+
+def test_verify_and_fork_ask_the_model(command, replayed):
+    replayed.verify = lambda lm, trace: Report()
+    assert command("one", "--verify")[:2] == (1, "parts at step 2\n")
+    asked = ("--sampler.temperature", "0.7", "--sampler.seed=3", "--as", "kid")
+    status, _, error = command("one", "--fork-at", "2", *asked)
+    assert status == 0 and error == "stored as kid\n"
+    assert replayed.calls == [{"as": "kid", "step": 2, "temperature": 0.7, "seed": 3}]
+    with TraceStore() as again:
+        assert "kid" in again and not diff(again["kid"], again["one"]).identical
+
+
+def test_a_forks_page_shows_text(command, replayed, tmp_path):
     page = tmp_path / "p.html"
     status, out, err = command("one", "--fork-at", "2", "--as", "kid", "--html", str(page))
     assert (status, err) == (0, f"{page}: open it in a browser\nstored as kid\n") and out.startswith(" w")
@@ -157,32 +142,26 @@ def test_a_forks_page_shows_text(command, forking, tmp_path):
     assert command("kid", "--html", str(page))[0] == 0 and '"text":true' in page.read_text()
 
 
-def test_a_childs_id_that_is_taken_is_refused_before_it_is_made(command, forking):
+def test_a_childs_id_that_is_taken_is_refused_before_it_is_made(command, replayed):
     argv = ("one", "--fork-at", "2", "--as", "bare")
     status, _, err = command(*argv)
-    assert status == 2 and forking == []
+    assert status == 2 and replayed.calls == []
     assert "--as 'bare': " in err and "has a trace of this id: give another id, or replace it with --overwrite" in err
-    assert command(*argv, "--overwrite")[0] == 0 and forking == ["bare"]
+    assert command(*argv, "--overwrite")[0] == 0 and [call["as"] for call in replayed.calls] == ["bare"]
 
 
-def test_the_parent_is_looked_for_in_the_store(command, store, monkeypatch):
+def test_the_parent_is_looked_for_in_the_store(command, replayed, monkeypatch):
     child = run(np.random.default_rng(2), 12, 4, vocab=40, name="kid").trace
     child.context, child.own = {"model": "fake"}, {"parent": "one", "parent_step": 2}
     with TraceStore() as traces:
         traces.put(child)
-    fake = types.ModuleType("dlm.replay")
-
-    class Report:
-        identical = True
 
     def verify(lm, trace, parents):
         assert parents["one"].request_id == "one" and "nobody" not in parents
         return Report()
 
-    fake.verify = verify
-    monkeypatch.setitem(vars(dlm), "replay", fake)
-    monkeypatch.setitem(sys.modules, "dlm.replay", fake)
-    monkeypatch.setitem(vars(dlm), "load", lambda name, device: name)
+    replayed.verify = verify
+    monkeypatch.setattr(Report, "identical", True)
     assert command("kid", "--verify")[0] == 0
 
 

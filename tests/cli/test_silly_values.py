@@ -1,31 +1,25 @@
-"""Values that nobody means, for every option there is: each ends in one line, none in a traceback."""
-
 import json
+from pathlib import Path
 
 import pytest
 
 from dlm.bench.config import BenchConfig
+from dlm.bench.report import Report
 from dlm.cli import bench, infer, replay, trace
 from dlm.cli.config import InferConfig
+from dlm.evaluation.questions import load_questions
 from dlm.fields import fields
 from dlm.trace import TraceStore
 from tests.cli.test_replay import store  # noqa: F401  a fixture
+from tests.refusals import refused
 
 VALUES = [
-    "-1",
-    "1e18",
     "9" * 40,
     "9" * 5000,
-    "nan",
-    "inf",
     "",
-    "é",
-    "[[1]]",
     "[" * 5000,
-    "{}",
-    "null",
-    "none",
     "\udcff",
+    *["-1", "1e18", "nan", "inf", "é", "[[1]]", "{}", "null", "none"],
 ]
 """Too small, too large, of another type, no UTF-8 as Python hands it on."""
 
@@ -108,21 +102,10 @@ def test_every_field_of_a_request_line(command, tmp_path, capsys):
 def test_every_kind_of_question(line, tmp_path, capsys):
     rows = tmp_path / "q.jsonl"
     rows.write_text(line)
-    from dlm.errors import UserError
-    from dlm.evaluation.questions import load_questions
-
-    with pytest.raises(UserError, match=r"q\.jsonl:1: "):
-        load_questions(rows)
+    refused(r"q\.jsonl:1: ", load_questions, rows)
 
 
 def test_a_report_that_cannot_be_written_is_found_out_before_anything_is_measured(tmp_path):
-    from pathlib import Path
-
-    from dlm.bench.config import BenchConfig
-    from dlm.bench.report import Report
-    from dlm.errors import UserError
-
     (tmp_path / "file").touch()
     for name in ("/proc/1/x.json", str(tmp_path / "file" / "x.json"), str(tmp_path), "/proc/x.json"):
-        with pytest.raises(UserError, match=r"output\.file = "):
-            Report(BenchConfig.model_validate({"output": {"file": Path(name)}}), "machine")
+        refused(r"output\.file = ", Report, BenchConfig.model_validate({"output": {"file": Path(name)}}), "machine")

@@ -1,5 +1,3 @@
-"""Standard input and output that are broken, full or not UTF-8: a word about it, no traceback."""
-
 import errno
 import json
 import os
@@ -8,10 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dlm.cli import streams
+import dlm
+from dlm.atomic import write_text
+from dlm.cli import infer as command_line
+from dlm.cli import show, streams
+from dlm.errors import UserError
+from tests.cli import fake
 from tests.cli.test_infer import lines
+from tests.refusals import refused
+from tests.trace.synthetic import run
 
 FAKE = """
 import sys
@@ -38,15 +44,8 @@ def infer(*argv: str | bytes, stdin: bytes | None = None, stdout=subprocess.PIPE
     command = [sys.executable, "-c", FAKE, *argv]
     buffered = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
     given = subprocess.DEVNULL if stdin is None else None
-    return subprocess.run(
-        command,
-        input=stdin,
-        stdin=given,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        env={**buffered, **environment},
-    )
+    ends = {"input": stdin, "stdin": given, "stdout": stdout, "stderr": subprocess.PIPE}
+    return subprocess.run(command, **ends, cwd=ROOT, env={**buffered, **environment})
 
 
 @needs_full
@@ -80,9 +79,8 @@ def test_output_that_takes_ascii_only(environment):
 def test_bytes_that_are_no_utf8():
     done = infer("--prompt", b"ab\xff")
     assert done.returncode == 2
-    assert (
-        done.stderr == b"dlm-infer: --prompt: is no UTF-8 text: invalid start byte at byte 2 (0xff): convert it first\n"
-    )
+    said = b"dlm-infer: --prompt: is no UTF-8 text: invalid start byte at byte 2 (0xff): convert it first\n"
+    assert done.stderr == said
     done = infer("--quiet", stdin=b"abc\xe9", PYTHONIOENCODING="utf-8")
     assert done.returncode == 2 and b"standard input: is no UTF-8 text: " in done.stderr
 
@@ -100,15 +98,13 @@ def test_errors_of_writing_are_told_apart_from_mistakes_in_the_program(number, m
     def other() -> None:
         raise OSError(errno.EBADF, "a mistake of ours")
 
-    with pytest.raises(OSError, match="a mistake of ours"):
-        streams.run("dlm-x", other)
+    refused("a mistake of ours", streams.run, "dlm-x", other, error=OSError)
 
 
 @needs_full
 def test_results_written_before_the_disk_was_full_stay(command, monkeypatch, tmp_path):
     path = tmp_path / "o.jsonl"
     argv = ("--prompt", "a", "--prompt", "b", "--batch_size", "1", "--output", str(path))
-    from dlm.cli import show
 
     written = []
     write = show.Printer._write
@@ -155,14 +151,9 @@ def test_a_store_that_cannot_be(command, monkeypatch, tmp_path, store):
 
 def test_jobs_with_an_id_that_is_taken_are_refused_before_the_model_is_loaded(command, tmp_path):
     rows = tmp_path / "in.jsonl"
-    rows.write_text(
-        '{"prompt": "a", "request_id": "x"}\n{"prompt": "b", "request_id": "y", "sampler": {"num_samples": 2, "temperature": 1}}\n'
-    )
+    twice = '{"prompt": "b", "request_id": "y", "sampler": {"num_samples": 2, "temperature": 1}}'
+    rows.write_text('{"prompt": "a", "request_id": "x"}\n' + twice + "\n")
     store = ("--trace", "--trace.store", str(tmp_path / "t.db"))
-    import numpy as np
-
-    import dlm
-    from tests.trace.synthetic import run
 
     with dlm.TraceStore(tmp_path / "t.db") as traces:
         traces.put(run(np.random.default_rng(0), 6, 2, name="y/1").trace)
@@ -170,15 +161,9 @@ def test_jobs_with_an_id_that_is_taken_are_refused_before_the_model_is_loaded(co
     status, out, err = command(*argv, "--model.name", "missing")
     assert (status, out) == (2, "") and "request_id 'y/1': " in err and "--trace.overwrite (overwrite = true in" in err
     assert "no model called missing" in command(*argv, "--model.name", "missing", "--trace.overwrite")[2]
-    rows.write_text('"a"\n{"prompt": "b", "request_id": "0"}\n')
-    err = command("--input", str(rows))[2]
-    assert f"{rows} line 2: request_id '0' is that of {rows} line 1 already" in err
 
 
 def test_an_error_of_decoding_names_the_line(command, monkeypatch, tmp_path):
-    from dlm.errors import UserError
-    from tests.cli import fake
-
     def refusing(lm, prompts, *more, **named):
         for i, prompt in enumerate(prompts):
             if prompt == "bad":
@@ -197,8 +182,6 @@ def test_an_error_of_decoding_names_the_line(command, monkeypatch, tmp_path):
 
 
 def test_a_device_is_written_to_and_not_replaced(tmp_path):
-    from dlm.atomic import write_text
-
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     write_text(tmp_path / "pipe", "text")
@@ -210,8 +193,6 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path):
 
 
 def test_a_closed_standard_input(command, monkeypatch, capsys):
-    from dlm.cli import infer as command_line
-
     monkeypatch.setattr(sys, "stdin", None)
     for argv in (["--prompt-file", "-"], ["--input", "-"], ["--chat"]):
         assert command_line.main(argv) == 2

@@ -1,5 +1,3 @@
-"""Commands settle how threads wait and how many there are, unless the user did or torch runs already."""
-
 import math
 import os
 import sys
@@ -7,6 +5,7 @@ import sys
 import pytest
 
 from dlm.cli import options, threads
+from dlm.cli.infer import COMMAND
 
 ALL = (*threads.NAMES, "OMP_NUM_THREADS")
 
@@ -75,8 +74,6 @@ def test_the_least_of_all_limits_counts(own, files, granted, tmp_path):
 
 
 def test_every_command_does_so_before_its_work(monkeypatch):
-    from dlm.cli.infer import COMMAND
-
     order: list[str] = []
     monkeypatch.setattr(options, "settle_threads", lambda: order.append("settle"))
     assert COMMAND.run(lambda config, given: order.append("work"), []) == 0

@@ -1,6 +1,6 @@
-"""`dlm-trace`: what is printed, exit statuses, and what is said of mistakes."""
-
 import json
+import sqlite3
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -69,15 +69,11 @@ def test_housekeeping(command):
 
 
 def test_times_say_what_they_are(command):
-    from datetime import UTC, datetime
-
     now = datetime.now(UTC)
     stats = json.loads(command("stats", "--json")[1])
     rows = [json.loads(line) for line in command("ls", "--json")[1].splitlines()]
     shown = json.loads(command("show", "first", "--json")[1])
-    assert [stats["last"], stats["first"]] == [rows[0]["stored"], rows[-1]["stored"]] and rows[-1]["stored"] == shown[
-        "stored"
-    ]
+    assert [stats["last"], stats["first"], shown["stored"]] == [rows[i]["stored"] for i in (0, -1, -1)]
     assert all(abs((datetime.fromisoformat(row["stored"]) - now).total_seconds()) < 600 for row in rows)
     assert set(rows[0]) == {"request_id", "stored", "context", "bytes"}
     lines = dict(line.split(maxsplit=1) for line in command("stats")[1].splitlines())
@@ -86,10 +82,8 @@ def test_times_say_what_they_are(command):
     assert command("ls")[1].splitlines()[-1].startswith(f"{local}  ")
     assert len(command("ls", "--since", "99999999999d")[1].splitlines()) == 3
     command("gc", "--keep", "0")
-    assert (
-        json.loads(command("stats", "--json")[1])["first"] is None
-        and "first:                  none" in command("stats")[1]
-    )
+    assert json.loads(command("stats", "--json")[1])["first"] is None
+    assert "first:                  none" in command("stats")[1]
 
 
 def test_fsck_does_not_send_one_to_fsck(command, tmp_path):
@@ -104,8 +98,6 @@ def test_fsck_does_not_send_one_to_fsck(command, tmp_path):
 
 
 def test_damage_is_exit_status_one(command, tmp_path):
-    import sqlite3
-
     direct = sqlite3.connect(tmp_path / "t.db")
     with direct:
         direct.execute("UPDATE traces SET record = x'00' WHERE id = 'first'")

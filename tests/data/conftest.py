@@ -61,3 +61,7 @@ def assert_same(left: list[Any], right: list[Any]) -> None:
         for name in set(a) - {"index"}:
             assert a[name].dtype == b[name].dtype
             np.testing.assert_array_equal(a[name], b[name])
+
+
+PAIRS = {"source": "chat", "pack": "row", "prompt_field": "p", "response_field": "r", "heldout_fraction": 0}
+"""A source of questions `p` and answers `r`."""

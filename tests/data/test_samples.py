@@ -4,14 +4,13 @@ from collections import Counter
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlm.data.documents import Document
 from dlm.data.samples import FixedPacker, RowPacker
 from dlm.data.table import TableStream, TokenTable, mix
-from dlm.errors import UserError
+from tests.refusals import refused
 
 from .conftest import take
 
@@ -27,7 +26,7 @@ def documents(lengths: list[int]) -> list[Document]:
 
 @settings(max_examples=40)
 @given(lengths=LENGTHS, length=st.integers(1, 6))
-def test_fixed_packing_cuts_the_concatenation(lengths: list[int], length: int) -> None:
+def test_fixed_packing_cuts_the_concatenation(lengths, length):
     packer = FixedPacker(length, END)
     cuts = []
     for document in documents(lengths):
@@ -42,7 +41,7 @@ def test_fixed_packing_cuts_the_concatenation(lengths: list[int], length: int) -
 
 @settings(max_examples=40)
 @given(lengths=LENGTHS, length=st.integers(1, 6))
-def test_row_packing_truncates_and_pads(lengths: list[int], length: int) -> None:
+def test_row_packing_truncates_and_pads(lengths, length):
     packer = RowPacker(length, END)
     for document in documents(lengths):
         packer.push(document)
@@ -53,7 +52,7 @@ def test_row_packing_truncates_and_pads(lengths: list[int], length: int) -> None
         assert packer.pop() is None
 
 
-def test_row_packing_of_a_prompt_mask_and_an_order() -> None:
+def test_row_packing_of_a_prompt_mask_and_an_order():
     packer = RowPacker(4, END)
     packer.push(Document(np.array([1, 2], np.int32), np.array([True, False]), np.array([-1, 3], np.int32)))
     row = packer.pop()
@@ -66,12 +65,11 @@ def test_row_packing_of_a_prompt_mask_and_an_order() -> None:
 
 @settings(max_examples=40)
 @given(lengths=LENGTHS, length=st.integers(1, 6), seed=st.integers(0, 3))
-def test_an_epoch_of_cuts_is_a_turned_ring(lengths: list[int], length: int, seed: int) -> None:
+def test_an_epoch_of_cuts_is_a_turned_ring(lengths, length, seed):
     total = sum(lengths)
     table = TokenTable.of(documents(lengths), 300)
     if total < length:
-        with pytest.raises(UserError, match="not one sequence"):
-            TableStream(table, length, "fixed", END, seed, None)
+        refused("not one sequence", TableStream, table, length, "fixed", END, seed, None)
         return
     stream = TableStream(table, length, "fixed", END, seed, None)
     for _ in range(3):
@@ -86,14 +84,14 @@ def test_an_epoch_of_cuts_is_a_turned_ring(lengths: list[int], length: int, seed
 
 @settings(max_examples=40)
 @given(lengths=LENGTHS, seed=st.integers(0, 3))
-def test_an_epoch_of_rows_has_every_document_once(lengths: list[int], seed: int) -> None:
+def test_an_epoch_of_rows_has_every_document_once(lengths, seed):
     stream = TableStream(TokenTable.of(documents(lengths), 300), 9, "row", 999, seed, 2)
     rows = [tuple(s["input_ids"].tolist()) for s in stream]
     expected = [tuple((d.ids.tolist() + [999] * 9)[:9]) for d in documents(lengths)]
     assert sorted(rows[: len(lengths)]) == sorted(expected) == sorted(rows[len(lengths) :])
 
 
-def test_epochs_and_seeds_differ_and_a_split_can_stay_unturned() -> None:
+def test_epochs_and_seeds_differ_and_a_split_can_stay_unturned():
     table = TokenTable.of(documents([50, 50]), 300)
     orders = [
         [s["input_ids"].tolist() for s in take(TableStream(table, 5, "fixed", END, seed, None), 40)]
@@ -105,18 +103,18 @@ def test_epochs_and_seeds_differ_and_a_split_can_stay_unturned() -> None:
     assert sorted(s["input_ids"][0] for s in still) == list(range(0, 100, 5))
 
 
-def test_samples_are_numbered_and_finite_streams_end() -> None:
+def test_samples_are_numbered_and_finite_streams_end():
     table = TokenTable.of(documents([20]), 300)
     assert [s["index"] for s in TableStream(table, 5, "fixed", END, 0, 2)] == list(range(8))
 
 
-def test_wide_vocabularies_keep_their_ids() -> None:
+def test_wide_vocabularies_keep_their_ids():
     ids = np.array([5, 65_535, 65_536, 150_000], np.int32)
     assert TokenTable.of([Document(ids)], 150_001).ids.tolist() == ids.tolist()
     assert TokenTable.of([Document(ids[:2])], 65_536).ids.dtype == np.uint16
 
 
-def test_mix_is_splitmix64() -> None:
+def test_mix_is_splitmix64():
     # The first outputs of the published generator for seed 0 (Vigna's splitmix64.c).
     golden = 0x9E3779B97F4A7C15
     values = mix(np.array([0, golden, 2 * golden % 2**64], np.uint64), 0)

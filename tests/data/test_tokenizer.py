@@ -1,14 +1,8 @@
-"""Training, writing and reading a byte-level BPE; exact round trips; the ids of mask and end."""
-
+import errno
 import io
 import json
-import os
-import select
 import shutil
-import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,25 +10,25 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.cli import tokenizer as tokenizer_command
 from dlm.data import tokenizer_training
 from dlm.data.config import DataConfig, TokenizerConfig
 from dlm.data.tokenizer import Tokenizer, has_vocabulary, load_tokenizer
 from dlm.data.tokenizer_training import train_tokenizer
 from dlm.errors import UserError
+from tests.refusals import failing, refused
 
 from .conftest import TEXTS
 
 
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=60))
-def test_any_text_survives_the_round_trip(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_survives_the_round_trip(tokenizer, text):
     ids = tokenizer.encode(text, special=False)
     assert tokenizer.decode(ids, skip_special=False) == text
     assert tokenizer.token_bytes[ids].sum() == len(text.encode())
 
 
-def test_ids_and_names(tokenizer: Tokenizer) -> None:
+def test_ids_and_names(tokenizer):
     assert (tokenizer.eos_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id) == (0, 1, 0)
     assert tokenizer.vocab_size <= 320
     assert tokenizer.encode("a[MASK]b")[1] == 1
@@ -43,7 +37,7 @@ def test_ids_and_names(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([1, 0], skip_special=False) == "[MASK]<|endoftext|>"
 
 
-def test_a_mask_is_added_behind_the_last_token_and_survives_saving(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_mask_is_added_behind_the_last_token_and_survives_saving(tokenizer, tmp_path):
     assert tokenizer.with_mask() is tokenizer
     bare = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])))
     masked = bare.with_mask()
@@ -54,7 +48,7 @@ def test_a_mask_is_added_behind_the_last_token_and_survives_saving(tokenizer: To
     assert again.fingerprint == masked.fingerprint
 
 
-def test_pieces_keep_digits_apart_and_indentation_together(tmp_path: Path) -> None:
+def test_pieces_keep_digits_apart_and_indentation_together(tmp_path):
     text = "def f():\n        return 1234 + a.bcd\n"
     trained = train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=400), [text] * 50)
     pieces = [trained.decode([i]) for i in trained.encode(text)]
@@ -63,15 +57,11 @@ def test_pieces_keep_digits_apart_and_indentation_together(tmp_path: Path) -> No
     assert [p for p in pieces if p.strip().isdigit()] == ["1", "2", "3", "4"]
 
 
-def test_the_folder_loads_here_and_in_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_folder_loads_here_and_in_transformers(tokenizer, tmp_path):
     config = TokenizerConfig(output=str(tmp_path), vocab_size=320)
     trained = train_tokenizer(config, TEXTS)
-    assert {p.name for p in tmp_path.iterdir()} == {
-        "tokenizer.json",
-        "vocab.json",
-        "merges.txt",
-        "tokenizer_config.json",
-    }
+    names = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"}
+    assert {p.name for p in tmp_path.iterdir()} == names
     loaded = load_tokenizer(tmp_path)
     text = TEXTS[0] + "[MASK]<|im_end|>"
     assert loaded.encode(text) == trained.encode(text) == tokenizer.encode(text)
@@ -91,7 +81,7 @@ def test_the_folder_loads_here_and_in_transformers(tokenizer: Tokenizer, tmp_pat
     assert theirs.decode(loaded.encode(TEXTS[1])) == TEXTS[1]
 
 
-def test_saving_copies_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_saving_copies_the_folder(tokenizer, tmp_path):
     tokenizer.encode("switches the backend to plain", special=False)
     tokenizer.save(tmp_path / "copy")
     again = load_tokenizer(tmp_path / "copy")
@@ -107,7 +97,7 @@ def test_saving_copies_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
         ("special_tokens_map.json", {"mask_token": {"content": "<a>"}, "eos_token": {"content": "<b>"}}),
     ],
 )
-def test_special_tokens_come_from_whichever_file_names_them(tmp_path: Path, file: str, content: dict) -> None:
+def test_special_tokens_come_from_whichever_file_names_them(tmp_path, file, content):
     config = TokenizerConfig(output=str(tmp_path), vocab_size=300, special_tokens=("<a>", "<b>"))
     train_tokenizer(config, TEXTS)
     (tmp_path / "tokenizer_config.json").unlink()
@@ -116,54 +106,46 @@ def test_special_tokens_come_from_whichever_file_names_them(tmp_path: Path, file
     assert (loaded.mask_token, loaded.eos_token) == ("<a>", "<b>")
 
 
-def test_without_configs_the_added_tokens_decide(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_without_configs_the_added_tokens_decide(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     loaded = load_tokenizer(tmp_path)
     assert (loaded.mask_token_id, loaded.eos_token_id) == (1, 0)
 
 
-def test_transformers_is_asked_when_there_is_no_tokenizer_json(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_transformers_is_asked_when_there_is_no_tokenizer_json(tokenizer, tmp_path):
     train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=320), TEXTS)
     (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "GPT2Tokenizer", "mask_token": "[MASK]"})
-    )
+    settings = {"tokenizer_class": "GPT2Tokenizer", "mask_token": "[MASK]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     loaded = load_tokenizer(tmp_path)
     assert loaded.decode(loaded.encode("def area(r):")) == "def area(r):"
     assert loaded.mask_token_id == 1
 
 
-def test_bad_folders_say_what_is_wrong(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no tokenizer at .*nowhere"):
-        load_tokenizer(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
-        load_tokenizer(tmp_path)
+def test_bad_folders_say_what_is_wrong(tokenizer, tmp_path):
+    refused(r"no tokenizer at .*nowhere", load_tokenizer, tmp_path / "nowhere")
+    refused(r"holds no tokenizer\.json", load_tokenizer, tmp_path)
     tokenizer.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer_config\.json is not valid JSON"):
-        load_tokenizer(tmp_path)
+    refused(r"tokenizer_config\.json is not valid JSON", load_tokenizer, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"not a tokenizer\.json"):
-        load_tokenizer(tmp_path)
+    refused(r"not a tokenizer\.json", load_tokenizer, tmp_path)
     (tmp_path / "tokenizer.json").unlink()  # a configuration alone is no tokenizer
     assert not has_vocabulary(tmp_path)
-    with pytest.raises(UserError, match=r"holds no tokenizer\.json: train one with dlm-tokenizer"):
-        load_tokenizer(tmp_path)
+    refused(r"holds no tokenizer\.json: train one with dlm-tokenizer", load_tokenizer, tmp_path)
 
 
-def test_training_from_a_source_reads_its_training_split(texts: Path, tmp_path: Path) -> None:
+def test_training_from_a_source_reads_its_training_split(texts, tmp_path):
     data = DataConfig(source="text", paths=(str(texts),))
     trained = train_tokenizer(TokenizerConfig(output=str(tmp_path / "out"), vocab_size=300, data=data))
     assert len(trained.encode("word word")) < 9
     shutil.rmtree(texts)
-    with pytest.raises(UserError, match="no such file"):
-        train_tokenizer(TokenizerConfig(output=str(tmp_path / "out"), vocab_size=300, data=data))
-    with pytest.raises(UserError, match="no documents"):
-        train_tokenizer(TokenizerConfig(output=str(tmp_path / "none"), vocab_size=300), [])
+    refused("no such file", train_tokenizer, TokenizerConfig(output=str(tmp_path / "out"), vocab_size=300, data=data))
+    refused("no documents", train_tokenizer, TokenizerConfig(output=str(tmp_path / "none"), vocab_size=300), [])
 
 
-def test_stored_truncation_is_switched_off(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_stored_truncation_is_switched_off(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     stored = json.loads((tmp_path / "tokenizer.json").read_text())
     stored["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
@@ -172,7 +154,7 @@ def test_stored_truncation_is_switched_off(tokenizer: Tokenizer, tmp_path: Path)
     assert np.all(tokenizer.token_bytes[:4] == 0)
 
 
-def test_bytes_of_other_kinds_of_tokens(tokenizer: Tokenizer) -> None:
+def test_bytes_of_other_kinds_of_tokens(tokenizer):
     vocabulary = {"\u2581a": 0, "<0x0A>": 1, "é": 2, "<s>": 3}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     backend.decoder = tokenizers.decoders.Metaspace()
@@ -181,6 +163,7 @@ def test_bytes_of_other_kinds_of_tokens(tokenizer: Tokenizer) -> None:
     assert Tokenizer(backend).token_bytes.tolist() == [2, 1, 2, 0, 6]
 
 
+EVIL = {"AutoConfig": "evil.Config", "AutoTokenizer": "evil.Tok"}
 HOSTILE = (
     "import pathlib\npathlib.Path(__file__).with_name('MARK').write_text('ran')\nclass Tok: ...\nclass Config: ...\n"
 )
@@ -190,10 +173,7 @@ HOSTILE = (
     "files",
     [
         {"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["evil.Tok", None]}, "tokenizer_class": "Tok"}},
-        {
-            "tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["evil.Tok", "evil.Tok"]}},
-            "vocab.json": {"a": 0},
-        },
+        {"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["evil.Tok", "evil.Tok"]}}, "vocab.json": {"a": 0}},
         {
             "config.json": {
                 "model_type": "evil",
@@ -205,19 +185,18 @@ HOSTILE = (
     ],
     ids=["tokenizer", "with a vocabulary", "config", "config with a vocabulary"],
 )
-def test_code_in_a_folder_is_never_run(tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_a_folder_is_never_run(tmp_path, files, monkeypatch):
     (tmp_path / "evil.py").write_text(HOSTILE)
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    with pytest.raises(UserError, match=r"never run|cannot read the tokenizer|holds no tokenizer\.json"):
-        load_tokenizer(tmp_path)
+    refused(r"never run|cannot read the tokenizer|holds no tokenizer\.json", load_tokenizer, tmp_path)
     assert not list(tmp_path.rglob("MARK"))
 
 
-def test_dreams_tokenizer_is_read_without_its_code(tmp_path: Path) -> None:
+def test_dreams_tokenizer_is_read_without_its_code(tmp_path):
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
@@ -227,13 +206,10 @@ def test_dreams_tokenizer_is_read_without_its_code(tmp_path: Path) -> None:
     size = backend.get_vocab_size()
     names = {str(size): {"content": "<|endoftext|>"}, str(size + 1): {"content": "<|mask|>"}}
     plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
-    settings = {
-        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
-        "tokenizer_class": "DreamTokenizer",
-        "added_tokens_decoder": {index: {**token, **plain} for index, token in names.items()},
-        "eos_token": "<|endoftext|>",
-        "mask_token": "<|mask|>",
-    }
+    settings = {"auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]}}
+    settings |= {"tokenizer_class": "DreamTokenizer"}
+    settings |= {"added_tokens_decoder": {index: {**token, **plain} for index, token in names.items()}}
+    settings |= {"eos_token": "<|endoftext|>", "mask_token": "<|mask|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "tokenization_dream.py").write_text(HOSTILE)
     found = load_tokenizer(tmp_path)
@@ -258,16 +234,13 @@ def test_dreams_tokenizer_is_read_without_its_code(tmp_path: Path) -> None:
         ("tokenizer.json", "", r"not a tokenizer\.json"),
     ],
 )
-def test_odd_files_beside_a_tokenizer(
-    tokenizer: Tokenizer, tmp_path: Path, file: str, content: str, message: str
-) -> None:
+def test_odd_files_beside_a_tokenizer(tokenizer, tmp_path, file, content, message):
     tokenizer.save(tmp_path)
     (tmp_path / file).write_text(content)
-    with pytest.raises(UserError, match=message):
-        load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "x"}])
+    refused(message, lambda: load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "x"}]))
 
 
-def test_ids_that_no_table_has_room_for() -> None:
+def test_ids_that_no_table_has_room_for():
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 4_000_000_000}, unk_token="a"))
     with pytest.raises(UserError, match=r"token of id 4,000,000,000"):
         Tokenizer(backend).token_bytes  # noqa: B018
@@ -275,30 +248,22 @@ def test_ids_that_no_table_has_room_for() -> None:
         Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE())).vocab_size  # noqa: B018
 
 
-def test_folders_that_cannot_be_written_to_are_refused_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_folders_that_cannot_be_written_to_are_refused_before_the_work(tmp_path):
     (tmp_path / "file").write_text("in the way")
     read = []
     for output, reason in ((tmp_path / "file" / "out", "Not a directory"), (tmp_path / "file", "is a file")):
-        with pytest.raises(UserError, match=f"output = {output}.* {reason}|output = {output}.*{reason}"):
-            train_tokenizer(TokenizerConfig(output=str(output)), (read.append(text) or text for text in TEXTS))
+        texts = (read.append(text) or text for text in TEXTS)
+        refused(f"output = {output}.*{reason}", train_tokenizer, TokenizerConfig(output=str(output)), texts)
     assert read == []
-    assert tokenizer_command.main(["--output", "/proc/nowhere"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("dlm-tokenizer: output = /proc/nowhere: cannot be written to (") and err.count("\n") == 1
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tokenizer_training, "write_text", full)
+def test_a_full_disk_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer_training, "write_text", failing(errno.ENOSPC))
     with pytest.raises(UserError, match=r"output = .*: cannot be written to \(No space left on device\)"):
         train_tokenizer(TokenizerConfig(output=str(tmp_path), vocab_size=300), TEXTS)
 
 
-def test_a_trainer_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_that_fails_is_said(tmp_path, monkeypatch):
     config = TokenizerConfig(output=str(tmp_path), vocab_size=300)
     for code, message in (
         ("raise SystemExit('out of words')", "out of words"),
@@ -308,43 +273,3 @@ def test_a_trainer_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(UserError, match=f"the tokenizer could not be trained: {message}"):
             train_tokenizer(config, ["x" * 1000] * 1000)  # more than a pipe holds
     assert not list(tmp_path.iterdir())
-
-
-# A trainer that sees no signal, as the real one: it says when it has everything, and then it is busy for ever.
-DEAF = """
-import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-sys.stdin.buffer.read()
-with open(sys.argv[1], "w") as busy:
-    busy.write(str(os.getpid()))
-time.sleep(600)
-"""
-PARENT = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it, and so would this
-from dlm.cli import tokenizer
-from dlm.data import tokenizer_training
-tokenizer_training.LEARN = (sys.executable, "-c", sys.argv[1], sys.argv[2])
-raise SystemExit(tokenizer.main(sys.argv[3:]))
-"""
-
-
-def test_ctrl_c_ends_the_training_at_once(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("some words " * 100)
-    os.mkfifo(tmp_path / "busy")
-    data = ["--data.source", "text", "--data.paths", str(tmp_path / "a.txt")]
-    command = [sys.executable, "-c", PARENT, DEAF, str(tmp_path / "busy"), "--output", str(tmp_path / "out"), *data]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            busy = os.open(tmp_path / "busy", os.O_RDONLY | os.O_NONBLOCK)
-            assert select.select([busy], [], [], 120)[0], "the trainer did not start"
-            child = int(os.read(busy, 20))
-            process.send_signal(signal.SIGINT)
-            assert process.wait(120) == 130
-        finally:
-            process.kill()
-        assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.read() + process.stderr.read() == b""
-    with pytest.raises(ProcessLookupError):
-        os.kill(child, 0)
-    assert not list((tmp_path / "out").iterdir())

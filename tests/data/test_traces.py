@@ -1,5 +1,3 @@
-"""Traces as samples: the same from a store, its export and foreign JSON lines; what does not fit is refused."""
-
 import json
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from dlm.data.traces import committed, document_of
 from dlm.errors import UserError
 from dlm.trace import MASK, REPLACE, SET, TraceStore, from_events, from_map
 from dlm.trace.trace import Trace
+from tests.refusals import refused
 
 from .conftest import take
 
@@ -39,7 +38,7 @@ def samples(path: Path, tokenizer: Tokenizer, split: str = "train", **options: o
     return take(build_stream(config, tokenizer, 8, split, epochs=1), 100)
 
 
-def test_a_trace_is_a_padded_row_with_its_order(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_trace_is_a_padded_row_with_its_order(tmp_path, tokenizer):
     (row,) = samples(stored(tmp_path, trace("a")), tokenizer)
     end = tokenizer.eos_token_id
     assert row["input_ids"].tolist() == [10, 11, 12, 13, 14, 15, end, end]
@@ -47,20 +46,14 @@ def test_a_trace_is_a_padded_row_with_its_order(tmp_path: Path, tokenizer: Token
     assert row["order"].tolist() == [-1, -1, 3, 2, 1, 0, -1, -1]
 
 
-def test_a_long_trace_is_cut_and_one_with_no_answer_left_is_no_sample(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_long_trace_is_cut_and_one_with_no_answer_left_is_no_sample(tmp_path, tokenizer):
     (row,) = samples(stored(tmp_path, trace("a", 3, 9), trace("b", 9, 2)), tokenizer)
     assert row["order"].tolist() == [-1, -1, -1, 8, 7, 6, 5, 4]
 
 
-def test_edits_and_remasks_count_when_they_settle_a_position() -> None:
-    events = [
-        (0, 1, SET, 20),
-        (0, 2, SET, 21),
-        (1, 1, MASK, HOLE),
-        (1, 2, REPLACE, 22),
-        (2, 1, SET, 23),
-        (2, 3, SET, 24),
-    ]
+def test_edits_and_remasks_count_when_they_settle_a_position():
+    events = [(0, 1, SET, 20), (0, 2, SET, 21), (1, 1, MASK, HOLE), (1, 2, REPLACE, 22)]
+    events += [(2, 1, SET, 23), (2, 3, SET, 24)]
     made = from_events("a", np.array([10]), np.array(events).T, mask_id=HOLE, num_steps=4, growth=[(-1, 5)])
     assert committed(made).tolist() == [-1, 2, 1, 2, -1]
     document = document_of(made)
@@ -70,21 +63,20 @@ def test_edits_and_remasks_count_when_they_settle_a_position() -> None:
     assert (document.prompt.tolist(), document.order.tolist()) == ([True, False, False, False], [-1, 2, 1, 2])
 
 
-def test_what_was_given_behind_a_hole_is_prompt(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_what_was_given_behind_a_hole_is_prompt(tmp_path, tokenizer):
     tokens, steps = np.array([10, 11, 12, 13]), np.array([-1, 0, -1, 1])
     (row,) = samples(stored(tmp_path, from_map("a", tokens, steps, HOLE)), tokenizer)
     assert row["prompt_mask"].tolist() == [True, False, True] + [False] * 5
     assert row["order"].tolist() == [-1, 0, -1, 1] + [-1] * 4
 
 
-def test_a_trace_in_which_nothing_was_written_is_no_sample(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_trace_in_which_nothing_was_written_is_no_sample(tmp_path, tokenizer):
     nothing = from_map("a", np.array([10, HOLE]), np.array([-1, -1]), HOLE)
     assert document_of(nothing) is None
-    with pytest.raises(UserError, match="holds 0 documents"):
-        samples(stored(tmp_path, nothing), tokenizer)
+    refused("holds 0 documents", samples, stored(tmp_path, nothing), tokenizer)
 
 
-def test_store_export_and_json_lines_give_the_same_samples(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_store_export_and_json_lines_give_the_same_samples(tmp_path, tokenizer):
     traces = [trace("c"), trace("a", 1, 5), trace("b", 3, 2)]
     path = stored(tmp_path, *traces)
     with TraceStore(path) as store:
@@ -107,13 +99,13 @@ def test_store_export_and_json_lines_give_the_same_samples(tmp_path: Path, token
     assert all(np.array_equal(a["order"], b["order"]) for a, b in zip(of_store, samples(again, tokenizer), strict=True))
 
 
-def test_batches_carry_the_order(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_batches_carry_the_order(tmp_path, tokenizer):
     config = DataConfig(source="traces", paths=(str(stored(tmp_path, trace("a"), trace("b"))),), heldout_fraction=0)
     batch = next(BatchLoader(build_stream(config, tokenizer, 8), 2))
     assert batch["order"].tolist() == [[-1, -1, 3, 2, 1, 0, -1, -1]] * 2
 
 
-def test_answers_to_one_prompt_are_on_one_side_of_the_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_answers_to_one_prompt_are_on_one_side_of_the_split(tmp_path, tokenizer):
     traces = []
     for prompt in range(20):
         for sample in range(3):
@@ -127,7 +119,7 @@ def test_answers_to_one_prompt_are_on_one_side_of_the_split(tmp_path: Path, toke
     assert not set(prompts[0]) & set(prompts[1]) and all(prompts)
 
 
-def test_of_few_prompts_the_answers_to_one_are_held_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_of_few_prompts_the_answers_to_one_are_held_out(tmp_path, tokenizer):
     traces = [trace("0/0"), trace("0/1"), trace("1/0"), trace("2/0")]
     for made in traces:
         made.first_token = np.array([30 + int(made.request_id[0]), 11, 12, 13, 14, 15], np.int32)
@@ -137,10 +129,9 @@ def test_of_few_prompts_the_answers_to_one_are_held_out(tmp_path: Path, tokenize
     assert len(held) == 1 and train | held == {30, 31, 32} and not train & held
 
 
-def test_traces_that_do_not_fit_the_tokenizer_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_traces_that_do_not_fit_the_tokenizer_are_refused(tmp_path, tokenizer):
     foreign = stored(tmp_path, trace("a", tokenizer="0123"), trace("b", model="other", tokenizer=tokenizer.fingerprint))
-    with pytest.raises(UserError, match=r"'a' was recorded with another tokenizer \(0123, of model 'teacher'\)"):
-        samples(foreign, tokenizer)
+    refused(r"'a' was recorded with another tokenizer \(0123, of model 'teacher'\)", samples, foreign, tokenizer)
     assert len(samples(foreign, tokenizer, trace_model="other")) == 1
     large = trace("a")
     large.first_token = large.first_token + tokenizer.vocab_size
@@ -154,13 +145,10 @@ def test_traces_that_do_not_fit_the_tokenizer_are_refused(tmp_path: Path, tokeni
         samples(tmp_path / "redacted.db", tokenizer)
 
 
-def test_places_without_traces_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match="no such file"):
-        samples(tmp_path / "none.db", tokenizer)
+def test_places_without_traces_are_refused(tmp_path, tokenizer):
+    refused("no such file", samples, tmp_path / "none.db", tokenizer)
     (tmp_path / "notes.txt").write_text("nothing")
     with pytest.raises(UserError, match=r"notes.txt is no store of traces: expected \*.db, \*.parquet, \*.jsonl"):
         samples(tmp_path / "notes.txt", tokenizer)
-    with pytest.raises(ValueError, match='source = "traces" needs `paths`'):
-        DataConfig(source="traces")
-    with pytest.raises(ValueError, match='trace_model = .* is only read with source = "traces"'):
-        DataConfig(trace_model="pico")
+    refused('source = "traces" needs `paths`', DataConfig, source="traces", error=ValueError)
+    refused('trace_model = .* is only read with source = "traces"', DataConfig, trace_model="pico", error=ValueError)

@@ -12,14 +12,9 @@ VOCAB, LENGTH, MASK = 5, 4, 4
 
 
 def tiny_network(**changes) -> Transformer:
-    shape = {
-        "vocab_size": VOCAB,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    shape |= {"head_dim": 4, "intermediate_size": 12, "mask_token_id": MASK, "initializer_range": 0.7}
+    shape = {"vocab_size": VOCAB, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 12}
+    shape |= {"mask_token_id": MASK, "initializer_range": 0.7}
     network = Transformer(ModelConfig(**{**shape, **changes}))
     network.initialise(torch.Generator().manual_seed(0))
     return network.eval()

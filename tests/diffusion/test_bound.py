@@ -28,11 +28,9 @@ def test_the_estimate_is_within_four_standard_errors_of_the_enumeration(estimato
 
 def test_exact_counts_vary_less_than_bernoulli_masks():
     network, ids = tiny_network(), torch.tensor([IDS]).repeat(4000, 1)
-    spread = {
-        e: likelihood_bound(nats_of(network, ids), ids, MASK, estimator=e).var().item()
-        for e in ("exact_count", "bernoulli")
-    }
-    assert spread["exact_count"] < spread["bernoulli"]
+    nats = nats_of(network, ids)
+    one, other = (likelihood_bound(nats, ids, MASK, estimator=e).var() for e in ("exact_count", "bernoulli"))
+    assert one < other
 
 
 def test_several_draws_of_one_sequence_have_an_honest_standard_error():
@@ -77,11 +75,7 @@ def test_a_conditional_bound_masks_the_answer_only():
     assert torch.equal(seen[0][:, [0, 2]], ids[:, [0, 2]])
     table = masked_nats(network, IDS)
     # two unknowns: one of them alone (each with probability 1/4, weight 2) or both (1/2, weight 1)
-    exact = (
-        0.5 * table[False, True, False, False]
-        + 0.5 * table[False, False, False, True]
-        + 0.5 * table[False, True, False, True]
-    )
+    exact = 0.5 * sum(table[False, one, False, other] for one, other in ((True, False), (False, True), (True, True)))
     assert abs(draws.mean().item() - exact) < 4 * draws.std().item() / 3000**0.5
 
 

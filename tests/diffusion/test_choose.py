@@ -57,15 +57,11 @@ def test_logits_are_left_as_they_were():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_mask_is_never_chosen_and_stays_in_the_softmax_where_its_logit_was_left(temperature):
     logits = random_logits(50)
-    logits[:, MASK] = 6.0
-    signals = choose(logits, mask_id=MASK, temperature=temperature, address=address(50))
-    assert (signals.token != MASK).all()
-    p = softmax(logits.double().numpy())
-    np.testing.assert_allclose(signals.confidence, p[np.arange(50), signals.token], rtol=1e-5)
-    logits[:, MASK] = float("-inf")
-    signals = choose(logits, mask_id=MASK, temperature=temperature, address=address(50))
-    p = softmax(logits.double().numpy())
-    np.testing.assert_allclose(signals.confidence, p[np.arange(50), signals.token], rtol=1e-5)
+    for logits[:, MASK] in (6.0, float("-inf")):
+        signals = choose(logits, mask_id=MASK, temperature=temperature, address=address(50))
+        assert (signals.token != MASK).all()
+        p = softmax(logits.double().numpy())
+        np.testing.assert_allclose(signals.confidence, p[np.arange(50), signals.token], rtol=1e-5)
 
 
 def test_margin_and_entropy_against_numpy():

@@ -22,13 +22,7 @@ class Knowing(Transformer):
         return self
 
     def hidden(
-        self,
-        input_ids: Tensor,
-        positions: Tensor | None = None,
-        valid: Tensor | None = None,
-        *_: object,
-        output_rows: Tensor | None = None,
-        **__: object,
+        self, input_ids: Tensor, positions=None, valid=None, *_: object, output_rows=None, **__: object
     ) -> Tensor:
         """Logits at once; one packed row of whole texts, or a padded batch."""
         if input_ids.ndim == 1:

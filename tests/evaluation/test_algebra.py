@@ -1,17 +1,14 @@
-"""Sameness of expressions: against Python's own arithmetic, in threads, without the extra, and past the time it may take."""
-
 import importlib.util
 import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.errors import UserError
 from dlm.evaluation import algebra
 from dlm.evaluation.algebra import same, spelled
+from tests.refusals import refused
 
 CALLS = {"+": Fraction.__add__, "-": Fraction.__sub__, "\\cdot ": Fraction.__mul__}
 
@@ -53,8 +50,7 @@ def test_what_never_ends_is_ended():
 def test_without_the_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(algebra, "_checker", algebra._Checker())
-    with pytest.raises(UserError, match=r"math-verify: pip install 'dlm\[eval\]'"):
-        same("2x", "3x")
+    refused(r"math-verify: pip install 'dlm\[eval\]'", same, "2x", "3x")
     assert same("\\text{Evelyn}", "evelyn")  # equal as text: nothing to compute
 
 

@@ -1,12 +1,11 @@
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 
 from dlm.data.config import DataConfig
-from dlm.errors import UserError
 from dlm.evaluation.lines import LineTask, code_rows, heldout_lines, parses, read_tasks
+from tests.refusals import refused
 
 SOURCE = '''"""A docstring
 of two lines."""
@@ -26,7 +25,7 @@ class A: pass
 '''
 
 
-def test_lines_of_code_are_told_from_text() -> None:
+def test_lines_of_code_are_told_from_text():
     assert code_rows(SOURCE) == {3, 9, 11, 12, 14, 15}
     assert code_rows("x = f'''{a\n}'''\ny = 1\n") == {3}
     assert code_rows("f'{a} {f\"{b}\"}'\ny = f'{a}'\n") == {2}
@@ -34,11 +33,11 @@ def test_lines_of_code_are_told_from_text() -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("x = '\\d'\n", True), ("x = (\n", False), ("x\0", False), ("", True)])
-def test_parsing(text: str, expected: bool) -> None:
+def test_parsing(text, expected):
     assert parses(text) is expected
 
 
-def test_tasks_are_lines_with_context(tmp_path: Path) -> None:
+def test_tasks_are_lines_with_context(tmp_path):
     body = "".join(f"def function_{i}(x):\n    return x * {i}  # times\n\n" for i in range(40))
     (tmp_path / "good.py").write_text(body)
     (tmp_path / "broken.py").write_text(body + "def\n")
@@ -51,28 +50,21 @@ def test_tasks_are_lines_with_context(tmp_path: Path) -> None:
     assert len(tasks) == len({t.name for t in tasks})
     assert heldout_lines(data, 5, seed=1, context=100) == heldout_lines(data, 5, seed=1, context=100)
     assert heldout_lines(data, 5, seed=1, context=100) != heldout_lines(data, 5, seed=2, context=100)
-    with pytest.raises(UserError, match="no line of the held-out split"):
-        heldout_lines(data, context=10_000)
-    with pytest.raises(UserError, match='data.source = "sudoku"'):
-        heldout_lines(DataConfig(source="sudoku"))
+    refused("no line of the held-out split", heldout_lines, data, context=10_000)
+    refused('data.source = "sudoku"', heldout_lines, DataConfig(source="sudoku"))
 
 
-RECORD = {
-    "task_id": "SingleLine/0",
-    "prompt": "def f(x):\n",
-    "canonical_solution": "    return x\n",
-    "suffix": "y = 1\n",
-}
+RECORD = {"task_id": "SingleLine/0", "prompt": "def f(x):\n", "canonical_solution": "    return x\n"}
+RECORD |= {"suffix": "y = 1\n"}
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_benchmark_files(tmp_path: Path, zipped: bool) -> None:
+def test_benchmark_files(tmp_path, zipped):
     text = (json.dumps(RECORD) + "\n\n").encode()
     file = tmp_path / "tasks.jsonl"
     file.write_bytes(gzip.compress(text) if zipped else text)
-    assert read_tasks(file) == [
-        LineTask(name="SingleLine/0", prefix="def f(x):\n", line="    return x", suffix="\ny = 1\n")
-    ]
+    task = LineTask(name="SingleLine/0", prefix="def f(x):\n", line="    return x", suffix="\ny = 1\n")
+    assert read_tasks(file) == [task]
 
 
 @pytest.mark.parametrize(
@@ -86,16 +78,13 @@ def test_benchmark_files(tmp_path: Path, zipped: bool) -> None:
         (json.dumps({**RECORD, "suffix": 3}), "`suffix` is missing or no string"),
     ],
 )
-def test_bad_benchmark_files(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_benchmark_files(tmp_path, text, message):
     file = tmp_path / "tasks.jsonl"
     file.write_text(text)
-    with pytest.raises(UserError, match=message):
-        read_tasks(file)
+    refused(message, read_tasks, file)
 
 
-def test_missing_and_broken_files(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        read_tasks(tmp_path / "none.jsonl")
+def test_missing_and_broken_files(tmp_path):
+    refused("cannot be read", read_tasks, tmp_path / "none.jsonl")
     (tmp_path / "torn.gz").write_bytes(gzip.compress(b"{}" * 100)[:20])
-    with pytest.raises(UserError, match="cannot be read"):
-        read_tasks(tmp_path / "torn.gz")
+    refused("cannot be read", read_tasks, tmp_path / "torn.gz")

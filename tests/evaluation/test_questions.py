@@ -1,5 +1,3 @@
-"""Datasets as they are written, and as they are mistyped."""
-
 import json
 
 import pytest
@@ -7,6 +5,7 @@ import pytest
 from dlm.errors import UserError
 from dlm.evaluation.lines import LineTask
 from dlm.evaluation.questions import load_questions, prompt_of, sources
+from tests.refusals import refused, told
 
 ROWS = [
     {"question": "1+1?", "answer": "2", "choices": "", "source": "gsm8k"},
@@ -74,37 +73,27 @@ def test_prompts_ask_for_what_is_graded(tmp_path):
     ],
 )
 def test_mistakes_name_line_and_key(tmp_path, row, message):
-    with pytest.raises(UserError) as caught:
-        load_questions(written(tmp_path, row))
-    assert message in str(caught.value)
+    told(message, load_questions, written(tmp_path, row))
 
 
 def test_mistakes_in_what_is_asked_for(tmp_path):
     file = written(tmp_path, *ROWS)
     with pytest.raises(UserError, match='no such source; did you mean "gsm8k"\\? \\(it has gsm8k \\(2\\), mmlu'):
         load_questions(file, source="gsm8")
-    with pytest.raises(UserError, match="skip_sample = 9 leaves nothing: .* has 6 questions"):
-        load_questions(file, skip=9)
-    with pytest.raises(UserError, match="no.jsonl: cannot be read as a dataset: No such file"):
-        load_questions(tmp_path / "no.jsonl")
-    with pytest.raises(UserError, match="cannot be read as a dataset: Is a directory"):
-        load_questions(tmp_path)
+    refused("skip_sample = 9 leaves nothing: .* has 6 questions", load_questions, file, skip=9)
+    refused("no.jsonl: cannot be read as a dataset: No such file", load_questions, tmp_path / "no.jsonl")
+    refused("cannot be read as a dataset: Is a directory", load_questions, tmp_path)
     (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="not a text file"):
-        load_questions(tmp_path / "b")
-    with pytest.raises(UserError, match='has the source "stdlib" only'):
-        load_questions("stdlib", source="gsm8k")
-    with pytest.raises(UserError, match='dataset = "mmlu": has no questions of its own: give a JSONL file'):
-        load_questions("mmlu")
+    refused("not a text file", load_questions, tmp_path / "b")
+    refused('has the source "stdlib" only', load_questions, "stdlib", source="gsm8k")
+    refused('dataset = "mmlu": has no questions of its own: give a JSONL file', load_questions, "mmlu")
 
 
 def test_the_built_in_set_needs_no_file(monkeypatch):
     tasks = [LineTask(name=f"f.py:{n}", prefix="x" * 5000, line=f"line {n}", suffix="") for n in range(30)]
     monkeypatch.setattr("dlm.evaluation.lines.heldout_lines", lambda data, count, seed: tasks[:count])
     found = load_questions("stdlib", skip=1, limit=2)
-    assert [(q.answer, q.source, q.where) for q in found] == [
-        ("line 1", "stdlib", "f.py:1"),
-        ("line 2", "stdlib", "f.py:2"),
-    ]
+    asked = [(q.answer, q.source, q.where) for q in found]
+    assert asked == [(f"line {n}", "stdlib", f"f.py:{n}") for n in (1, 2)]
     assert prompt_of(found[0]) == "x" * 1200
     assert len(load_questions("stdlib")) == 20

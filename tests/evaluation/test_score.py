@@ -1,26 +1,26 @@
 """`dlm.score` against enumeration of all masks, a numpy softmax and transformers, and what it says of bad texts."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import dlm
-from dlm.errors import UserError
+from dlm.data.config import DataConfig
+from dlm.evaluation.bound import HEADINGS, measure_bound
 from dlm.evaluation.score import Score
 from dlm.models import LM
 from tests.diffusion.enumeration import exact_bound
 from tests.inference.requests import FAMILIES
 from tests.inference.tiny import EOS, MASK, byte_tokenizer, text_lm, tiny_lm
+from tests.refusals import refused, told
 
-KINDS = {
-    "llada": {},
-    "Dream": FAMILIES["Dream"],
-    "sdar": FAMILIES["sdar"],
-    "Fast_dLLM_Qwen": FAMILIES["Fast_dLLM_Qwen"],
-    "causal": {"model_type": "qwen3", "attention": "causal", "shifted_logits": True},
-}
+KINDS = {"llada": {}, "Dream": FAMILIES["Dream"], "sdar": FAMILIES["sdar"]}
+KINDS |= {"Fast_dLLM_Qwen": FAMILIES["Fast_dLLM_Qwen"]}
+KINDS |= {"causal": {"model_type": "qwen3", "attention": "causal", "shifted_logits": True}}
 TEXTS = ["abcd", ("ab", "cd"), "", ("ab", ""), "a", ("some context, ", "and more"), "one two three four", ("", "abcd")]
 
 
@@ -94,9 +94,8 @@ def test_it_is_transformers_own_loss(tmp_path):
 
     torch.manual_seed(0)
     shape = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    theirs = LlamaForCausalLM(
-        LlamaConfig(**shape, intermediate_size=40, eos_token_id=EOS, initializer_range=0.3)
-    ).eval()
+    config = LlamaConfig(**shape, intermediate_size=40, eos_token_id=EOS, initializer_range=0.3)
+    theirs = LlamaForCausalLM(config).eval()
     theirs.save_pretrained(tmp_path)
     lm = dlm.load(str(tmp_path), device="cpu")
     lm.tokenizer = byte_tokenizer()
@@ -156,12 +155,12 @@ def test_a_token_across_the_cut_is_cut():
 
 
 BAD = [
-    (3, {}, "texts must be a list of strings or of pairs (context, continuation), not int"),
+    (3, {}, "texts must be a list of strings or pairs (context, continuation), not int"),
     (["a", 3], {}, "text 1 is '3': give a string, or a pair"),
     ([("a", "b", "c")], {}, "text 0 is"),
     ([("a", None)], {}, "text 0 is"),
     (("a", "b"), {}, "texts is a single pair: write [(context, continuation)]"),
-    (["a", "x" * 2000], {}, "text 1 has 2000 tokens, and model 'tiny' has a context of 64: score it in parts"),
+    (["a", "x" * 2000], {}, "text 1 has 2000 tokens, but model 'tiny' a context of 64: score it in parts"),
     (["\ud800"], {}, "text 0 holds a lone surrogate"),
     (["a"], {"draws": 1}, "draws = 1 must be at least 2"),
     (["a"], {"batch_size": 0}, "batch_size = 0 must be at least 1"),
@@ -170,16 +169,77 @@ BAD = [
 
 @pytest.mark.parametrize(("texts", "settings", "says"), BAD, ids=[str(i) for i in range(len(BAD))])
 def test_what_cannot_be_scored_is_said(texts, settings, says):
-    with pytest.raises(UserError) as caught:
-        dlm.score(text_lm(max_position_embeddings=64), texts, **settings)
-    assert says in str(caught.value)
+    told(says, dlm.score, text_lm(max_position_embeddings=64), texts, **settings)
 
 
 def test_a_model_without_what_it_takes_is_said():
     assert dlm.score(text_lm(), []) == []
-    with pytest.raises(UserError, match="has no tokenizer"):
-        dlm.score(tiny_lm(), ["a"])
+    refused("has no tokenizer", dlm.score, tiny_lm(), ["a"])
     lm = text_lm(**KINDS["causal"])
     lm.network.config.__dict__["eos_token_id"] = None
-    with pytest.raises(UserError, match="eos_token_id"):
-        dlm.score(lm, ["a"])
+    refused("eos_token_id", dlm.score, lm, ["a"])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataConfig:
+    """100 held-out bytes, each document with its end-of-text."""
+    for i in range(4):
+        (tmp_path / f"{i}.txt").write_text("".join(chr(97 + (i * j) % 26) for j in range(25)))
+    return DataConfig(source="text", paths=(f"{tmp_path}/*",), heldout_paths=(f"{tmp_path}/*",), cache=False)
+
+
+def indifferent(lm: LM) -> LM:
+    with torch.no_grad():
+        for p in lm.network.parameters():
+            p.zero_()
+    return lm
+
+
+@pytest.mark.parametrize("family", ["llada", "sdar", "causal"])
+def test_an_indifferent_model_needs_the_logarithm_of_its_vocabulary(data, family):
+    lm = indifferent(text_lm(**{**KINDS[family], "mask_in_softmax": False}))
+    found = measure_bound(lm, data, length=26, draws=3)
+    assert (found.sequences, found.tokens, found.bytes) == (4, 104, 100)
+    assert found.nats_per_token == pytest.approx(math.log(257), rel=1e-5)
+    assert found.nats_error == pytest.approx(0, abs=1e-5) and found.bits_error == pytest.approx(0, abs=1e-5)
+    assert found.bits_per_byte == pytest.approx(104 / 100 * math.log2(257), rel=1e-5)
+    assert found.perplexity == pytest.approx(257, rel=1e-4)
+    assert set(HEADINGS) == set(found.row())
+
+
+def test_few_sequences_and_repeated_masks(data):
+    lm = text_lm()
+    once, again = (measure_bound(lm, data, length=26, sequences=2, draws=4, seed=5) for _ in range(2))
+    assert once.sequences == 2
+    assert once.nats_error > 0
+    assert (once.nats_per_token, once.nats_error) == (again.nats_per_token, again.nats_error)
+
+
+def test_nothing_to_measure(data):
+    refused("draws = 0", measure_bound, text_lm(), data, length=26, draws=0)
+
+
+def test_a_causal_network_needs_no_mask_but_an_end_of_text(data):
+    lm = text_lm(attention="causal", shifted_logits=True, model_type="qwen3")
+    bare = lm.network.config.model_copy(update={"mask_token_id": None})
+    lm.network.config = bare
+    found = measure_bound(lm, data, length=26)
+    assert found.nats_error == 0 and found.bits_per_byte is not None
+    lm.network.config = bare.model_copy(update={"eos_token_id": None})
+    refused("eos_token_id", measure_bound, lm, data, length=26)
+
+
+def test_one_draw_has_no_error_and_says_so(data):
+    found = measure_bound(text_lm(), data, length=26, draws=1)
+    assert found.nats_error is None and found.bits_error is None
+    assert found.row()["nats"].endswith(" (one draw: no error)") and "nan" not in str(found.row())
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["bits_error"] is None
+
+
+def test_the_length_is_that_of_what_was_scored(tmp_path):
+    (tmp_path / "a.txt").write_text("some words, and others " * 6)
+    for kind in ({}, {"attention": "block_causal", "block_length": 4}):
+        lm = text_lm(model_type="dlm", **kind)
+        data = DataConfig(source="text", paths=str(tmp_path), cache=False)
+        found = measure_bound(lm, data, length=500, draws=2)
+        assert found.sequences == 1 and found.tokens == found.length < 40

@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 
-from dlm.errors import UserError
 from dlm.evaluation.filling import Filling
 from dlm.evaluation.rate import Rate
 from dlm.evaluation.sudoku import HEADINGS, MAIN, SWEEP, Puzzles, evaluate_sudoku, grade, heldout_puzzles
@@ -11,6 +10,7 @@ from dlm.evaluation.table import markdown
 from dlm.sudoku import follows_rules, solutions
 from tests.evaluation.knowing import sudoku_lm
 from tests.inference.tiny import text_lm
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -18,15 +18,14 @@ def puzzles() -> Puzzles:
     return heldout_puzzles(6, (33, 48), seed=3)
 
 
-def test_puzzles_are_unique_and_a_subset_is_a_prefix(puzzles: Puzzles) -> None:
+def test_puzzles_are_unique_and_a_subset_is_a_prefix(puzzles):
     assert ((puzzles.empty >= 33) & (puzzles.empty <= 48)).all()
     assert all(len(solutions(p)) == 1 for p in puzzles.puzzles)
     assert (heldout_puzzles(2, (33, 48), seed=3).puzzles == puzzles.first(2).puzzles).all()
-    with pytest.raises(UserError, match="0 puzzles"):
-        heldout_puzzles(0)
+    refused("0 puzzles", heldout_puzzles, 0)
 
 
-def test_grading_by_hand(puzzles: Puzzles) -> None:
+def test_grading_by_hand(puzzles):
     """Six right but for: one cell wrong, one given overwritten by a valid grid's digit, one full of ones."""
     answers = puzzles.solutions.astype(int)
     hole, given = np.flatnonzero(puzzles.puzzles[0] == 0)[0], np.flatnonzero(puzzles.puzzles[1])[0]
@@ -52,7 +51,7 @@ def test_grading_by_hand(puzzles: Puzzles) -> None:
 
 
 @pytest.mark.parametrize("decoding", [MAIN[2], MAIN[-1], SWEEP[0], Filling(rule="random", tokens_per_step=8)])
-def test_a_model_that_knows_solves_all_but_what_it_has_wrong(puzzles: Puzzles, decoding: Filling) -> None:
+def test_a_model_that_knows_solves_all_but_what_it_has_wrong(puzzles, decoding):
     known = puzzles.solutions.astype(int)
     cell = np.flatnonzero(puzzles.puzzles[4] == 0)[-1]
     known[4, cell] = known[4, cell] % 9 + 1
@@ -65,12 +64,11 @@ def test_a_model_that_knows_solves_all_but_what_it_has_wrong(puzzles: Puzzles, d
     assert "83.3 %" in markdown([result.row()], HEADINGS)
 
 
-def test_every_decoding_of_the_card_is_one_the_sampler_takes(puzzles: Puzzles) -> None:
+def test_every_decoding_of_the_card_is_one_the_sampler_takes(puzzles):
     lm, one = sudoku_lm(puzzles.solutions.tolist()), puzzles.first(1)
     labels = [evaluate_sudoku(lm, one, decoding).decoding for decoding in (*MAIN, *SWEEP)]
     assert len(set(labels)) == len(labels)
 
 
-def test_a_model_of_text_is_refused(puzzles: Puzzles) -> None:
-    with pytest.raises(UserError, match=r"'tiny' is no Sudoku model"):
-        evaluate_sudoku(text_lm(), puzzles, MAIN[0])
+def test_a_model_of_text_is_refused(puzzles):
+    refused(r"'tiny' is no Sudoku model", evaluate_sudoku, text_lm(), puzzles, MAIN[0])

@@ -1,1 +1,0 @@
-"""Checkpoints, configurations and templates that somebody made to do harm, or by mistake."""

@@ -15,15 +15,10 @@ from pathlib import Path
 import dlm
 from dlm.inference import Interrupted
 
-from .requests import FAMILIES, RULE, prompts
+from .requests import FAMILIES, MIXED, prompts
 from .tiny import tiny_lm
 
 ROOM = str(Path(dlm.__file__).parent / "inference")
-SETTINGS = [
-    {"gen_length": 8, "block_length": 4, **RULE},
-    {"gen_length": 4, "block_length": 4, "temperature": 0.8, "seed": 2},
-    {"gen_length": 12, "block_length": 4, "rule": "entropy_threshold", "strategy": "multi_block"},
-]
 
 
 class Raises:
@@ -74,10 +69,9 @@ class Trial:
     def __init__(self, family: str) -> None:
         self.lm = tiny_lm(9, spread=0.5, **FAMILIES[family])
         self.cache = "dual" if family == "llada" else "exact"
-        self.work = [(prompt, SETTINGS[i % len(SETTINGS)]) for i, prompt in enumerate(prompts(6))]
+        self.work = [(prompt, MIXED[i % len(MIXED)]) for i, prompt in enumerate(prompts(6))]
         self.truth = [dlm.generate(self.lm, [p], cache=self.cache, **s)[0].tokens for p, s in self.work]
         with Raises(0) as count:
-            started = time.perf_counter()
             self.everything(self.engine(), [], {})
         self.lines = count.lines
         started = time.perf_counter()
@@ -153,9 +147,8 @@ def run(tries: int, seed: int = 0) -> Counter:
         trial = trials[number % 2]
         real = number % 5 == 4
         total["tries"] += 1
-        total += trial.one(
-            Signals(draw.uniform(1e-6, trial.seconds)) if real else Raises(draw.randrange(1, trial.lines))
-        )
+        at = draw.uniform(1e-6, trial.seconds) if real else draw.randrange(1, trial.lines)
+        total += trial.one(Signals(at) if real else Raises(at))
     return total
 
 

@@ -3,6 +3,7 @@
 import torch
 
 import dlm
+from dlm.inference import decide
 from dlm.inference.readers import READ_BY
 from dlm.inference.reference import sample
 
@@ -11,22 +12,18 @@ FAMILIES: dict[str, dict] = {
     "llada": {},
     "Dream": {"model_type": "Dream", "shifted_logits": True},
     "sdar": {"model_type": "sdar", "attention": "block_causal", "block_length": 4},
-    "Fast_dLLM_Qwen": {
-        "model_type": "Fast_dLLM_Qwen",
-        "attention": "block_causal",
-        "block_length": 4,
-        "shifted_logits": True,
-    },
-    "llama": {
-        "model_type": "llama",
-        "attention": "causal",
-        "shifted_logits": True,
-        "mask_token_id": None,
-        "mask_in_softmax": False,
-    },
 }
+FAMILIES["Fast_dLLM_Qwen"] = {**FAMILIES["sdar"], "model_type": "Fast_dLLM_Qwen", "shifted_logits": True}
+FAMILIES["llama"] = {"model_type": "llama", "attention": "causal", "shifted_logits": True}
+FAMILIES["llama"] |= {"mask_token_id": None, "mask_in_softmax": False}
 CACHED = ["sdar", "Fast_dLLM_Qwen", "llama"]
 RULE = {"rule": "threshold", "threshold": 0.4}
+MIXED = [
+    {"gen_length": 8, "block_length": 4, **RULE},
+    {"gen_length": 4, "block_length": 4, "temperature": 0.8, "seed": 2},
+    {"gen_length": 12, "block_length": 4, "rule": "entropy_threshold", "strategy": "multi_block"},
+]
+"""Requests of several kinds, for one engine at a time."""
 
 
 def of_rule(rule: str, **settings: float) -> dict:
@@ -61,3 +58,20 @@ def drive(lm, decodings, **engine) -> list[dlm.Generation]:
 
 def tokens(results: list[dlm.Generation]) -> list[list[int]]:
     return [result.tokens for result in results]
+
+
+def logits(monkeypatch, lm, decodings, **engine) -> dict[str, list[torch.Tensor]]:
+    """Of every request those of each step, decoded together."""
+    seen: dict[str, list[torch.Tensor]] = {}
+    original = decide._logits
+
+    def listening(network, head, hidden, wanted, group):
+        found = original(network, head, hidden, wanted, group)
+        for question, part in zip(group, found.split([int(q.asked.sum()) for q in group]), strict=True):
+            seen.setdefault(question.sequence.request.request_id, []).append(part.clone())
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decide, "_logits", listening)
+        drive(lm, decodings, **engine)
+    return seen

@@ -15,15 +15,10 @@ from contextlib import suppress
 import dlm
 from dlm.errors import UserError
 
-from .requests import FAMILIES, RULE, prompts
+from .requests import FAMILIES, MIXED, prompts
 from .tiny import tiny_lm
 
 THREADS, TASKS = 8, 50
-SETTINGS = [
-    {"gen_length": 8, "block_length": 4, **RULE},
-    {"gen_length": 4, "block_length": 4, "temperature": 0.8, "seed": 2},
-    {"gen_length": 12, "block_length": 4, "rule": "entropy_threshold", "strategy": "multi_block"},
-]
 EXPECTED = ("under way", "is closed", "was closed")
 """What a UserError may say: a request had ended, or an engine."""
 
@@ -34,7 +29,7 @@ class Stress:
     def __init__(self, family: str, deeds: int, seed: int) -> None:
         self.lm = tiny_lm(9, spread=0.5, **FAMILIES[family])
         self.cache = "dual" if family == "llada" else "exact"
-        self.work = [(prompt, settings) for prompt in prompts(5) for settings in SETTINGS]
+        self.work = [(prompt, settings) for prompt in prompts(5) for settings in MIXED]
         self.truth = [dlm.generate(self.lm, [p], cache=self.cache, **s)[0].tokens for p, s in self.work]
         self.left, self.seed = deeds, seed
         self.counts: Counter = Counter()
@@ -172,11 +167,5 @@ if __name__ == "__main__":
     for family in ("sdar", "llada"):
         stress = Stress(family, given.deeds // 2, given.seed)
         counted = stress.run()
-        print(
-            family,
-            ", ".join(
-                f"{counted[kind]} {kind}" for kind in ("deeds", "texts", "cancels", "closes", "refusals", "failures")
-            ),
-        )
-        for failure in stress.failures[:10]:
-            print(f"  {failure}")
+        kinds = ("deeds", "texts", "cancels", "closes", "refusals", "failures")
+        print(family, ", ".join(f"{counted[kind]} {kind}" for kind in kinds), *stress.failures[:10], sep="\n  ")

@@ -6,32 +6,27 @@ import pytest
 import torch
 
 import dlm
-from dlm.errors import UserError
-from dlm.inference import compute, decide
+from dlm.inference import compute
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import continuations, infillings
 from dlm.inference.forward import Forward
 from dlm.kernels import reference as reference_kernels
 from dlm.kernels.c import native
 from dlm.kernels.paths import PATHS
+from tests.refusals import refused
 
 from . import oracle
-from .requests import CACHED, FAMILIES, RULE, drive, holes, ids, of_rule, prompts, reference, tokens
+from .requests import CACHED, FAMILIES, RULE, drive, holes, ids, logits, of_rule, prompts, reference, tokens
 from .tiny import tiny_lm
+
+KINDS = {"plain": {}, "warm": {"temperature": 1.0, "seed": 3, **RULE}, "guided": {"cfg_scale": 0.6, **RULE}}
+KINDS["edited"] = {"edit_threshold": 0.3, "remask_threshold": 0.1, "max_post_edit_steps": 3, **RULE}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"temperature": 1.0, "seed": 3, **RULE},
-        {"cfg_scale": 0.6, **RULE},
-        {"edit_threshold": 0.3, "remask_threshold": 0.1, "max_post_edit_steps": 3, **RULE},
-    ],
-    ids=["plain", "warm", "guided", "edited"],
-)
-def test_uncached_is_the_reference_sampler_and_exact_is_uncached(family, settings):
+@pytest.mark.parametrize("kind", KINDS)
+def test_uncached_is_the_reference_sampler_and_exact_is_uncached(family, kind):
+    settings = KINDS[kind]
     if family == "llama" and settings.keys() & {"cfg_scale", "edit_threshold"}:
         pytest.skip("no mask")
     lm = tiny_lm(2, **FAMILIES[family])
@@ -48,9 +43,8 @@ def test_uncached_is_the_reference_sampler_and_exact_is_uncached(family, setting
 def test_holes_too(family, block_length):
     lm = tiny_lm(6, **FAMILIES[family])
     decodings = infillings(lm, holes(4), SamplerConfig(gen_length="auto", block_length=block_length, steps=6), where="")
-    expected = [
-        [o[p] for h in d.request.holes for p in h] for o, d in zip(reference(lm, decodings), decodings, strict=True)
-    ]
+    found = zip(reference(lm, decodings), decodings, strict=True)
+    expected = [[ids[place] for hole in d.request.holes for place in hole] for ids, d in found]
     assert tokens(drive(lm, decodings, cache="none")) == expected
     if family in CACHED:
         assert tokens(drive(lm, decodings, cache="exact", page_size=4)) == expected
@@ -60,13 +54,8 @@ def test_holes_too(family, block_length):
 @pytest.mark.parametrize("block_length", [4, 6])
 def test_exact_with_several_blocks_open_is_uncached(family, block_length):
     lm = tiny_lm(4, spread=0.5, **FAMILIES[family])
-    settings = {
-        "gen_length": 24,
-        "block_length": block_length,
-        "strategy": "multi_block",
-        "max_active_blocks": 3,
-        **RULE,
-    }
+    settings = {"gen_length": 24, "block_length": block_length, "strategy": "multi_block", "max_active_blocks": 3}
+    settings |= RULE
     decodings = continuations(lm, prompts(4), SamplerConfig(**settings), where="")
     plain = drive(lm, decodings, cache="none")
     cached = drive(lm, decodings, cache="exact", page_size=5)
@@ -82,37 +71,24 @@ def test_c_and_torch_give_the_same_tokens(family, experts):
     """Of experts C computes attention and confidence alone."""
     moe = {"moe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16}} if experts else {}
     lm = tiny_lm(2, **FAMILIES[family], **moe)
-    settings = {
-        "gen_length": 12,
-        "block_length": 4,
-        "page_size": 4,
-        "cache": "dual" if family in ("llada", "Dream") else "exact",
-        **RULE,
-    }
+    settings = {"gen_length": 12, "block_length": 4, "page_size": 4}
+    settings |= {"cache": "dual" if family in ("llada", "Dream") else "exact", **RULE}
     ours = dlm.generate(lm, prompts(5), kernels="c", **settings)
     assert tokens(dlm.generate(lm, prompts(5), kernels="torch", **settings)) == tokens(ours)
 
 
-@pytest.mark.parametrize(
-    ("kernels", "why"),
-    [("triton", "Triton"), ("c", "DLM_NATIVE = 0 switches"), ("blas", "auto")],
-)
+@pytest.mark.parametrize(("kernels", "why"), [("triton", "Triton"), ("c", "DLM_NATIVE = 0 switches"), ("blas", "auto")])
 def test_kernels_that_cannot_be_had_say_why(kernels, why, monkeypatch):
     monkeypatch.setenv("DLM_NATIVE", "0")
-    with pytest.raises(UserError, match=f"kernels.*{why}"):
-        dlm.Engine(tiny_lm(), kernels=kernels)
-    assert (
-        dlm.Engine(tiny_lm()).batch.stepper.compute.path.name
-        == dlm.Engine(tiny_lm(), kernels="torch").batch.stepper.compute.path.name
-        == "torch"
-    )
+    refused(f"kernels.*{why}", dlm.Engine, tiny_lm(), kernels=kernels)
+    for given in ({}, {"kernels": "torch"}):
+        assert dlm.Engine(tiny_lm(), **given).batch.stepper.compute.path.name == "torch"
 
 
 def test_c_is_for_float32(monkeypatch):
     lm = tiny_lm()
     lm.network.to(torch.bfloat16)
-    with pytest.raises(UserError, match="C compute in float32 on a CPU, and the model is bfloat16 on cpu"):
-        dlm.Engine(lm, kernels="c")
+    refused("C compute in float32 on a CPU, and the model is bfloat16 on cpu", dlm.Engine, lm, kernels="c")
     assert dlm.Engine(lm).batch.stepper.compute.path.name == "torch"
 
 
@@ -181,26 +157,12 @@ def test_alone_in_a_crowd_and_after_preemption(cache, temperature):
 @pytest.mark.parametrize("family", ["llada", "sdar"])
 def test_deterministic_logits_are_bit_for_bit_those_of_the_request_alone(family, monkeypatch):
     lm = tiny_lm(**FAMILIES[family], hidden_size=64)
-    seen: dict[str, list[torch.Tensor]] = {}
-
-    def listening(network, head, hidden, wanted, group):
-        logits = decide_logits(network, head, hidden, wanted, group)
-        parts = logits.split([int(question.asked.sum()) for question in group])
-        for question, part in zip(group, parts, strict=True):
-            seen.setdefault(question.sequence.request.request_id, []).append(part.clone())
-        return logits
-
-    decide_logits = decide._logits
-    monkeypatch.setattr(decide, "_logits", listening)
-    names = [str(i) for i in range(9)]
     settings = SamplerConfig(gen_length=16, block_length=4, **RULE)
-    work = continuations(lm, prompts(9), settings, where="", request_ids=names)
-    drive(lm, work, deterministic=True)
-    together = dict(seen)
-    for name, decoding in zip(names, work, strict=True):
-        seen.clear()
-        drive(lm, [decoding], deterministic=True)
-        assert all(torch.equal(a, b) for a, b in zip(seen[name], together[name], strict=True))
+    work = continuations(lm, prompts(9), settings, where="", request_ids=[str(i) for i in range(9)])
+    together = logits(monkeypatch, lm, work, deterministic=True)
+    for decoding in work:
+        for name, steps in logits(monkeypatch, lm, [decoding], deterministic=True).items():
+            assert all(torch.equal(a, b) for a, b in zip(steps, together[name], strict=True))
 
 
 def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(monkeypatch):
@@ -214,9 +176,7 @@ def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(
         recorded.append(result.shape)
         return lambda: result.copy_(run()), result
 
-    monkeypatch.setattr(
-        compute, "Forward", lambda network, layout, path, *_: Forward(network, layout, path, capture=record)
-    )
+    monkeypatch.setattr(compute, "Forward", lambda *given: Forward(*given[:3], capture=record))
     engine = dlm.Engine(lm, cache="dual")
     assert tokens(engine.run(work)) == plain
     assert len(recorded) == 2 and engine.stats().nfe == 16  # one a block
@@ -235,5 +195,4 @@ def test_one_pass_over_the_vocabulary_decides_the_same(rule, temperature, monkey
     assert tokens(dlm.generate(lm, prompts(3), **settings)) == tokens(plain) and read
     with torch.no_grad():
         lm.network.embed.weight[61] = float("nan")
-    with pytest.raises(UserError, match="request '1': the network gave NaN"):
-        dlm.generate(lm, [[1], [61]], **settings)
+    refused("request '1': the network gave NaN", dlm.generate, lm, [[1], [61]], **settings)

@@ -5,8 +5,6 @@ import torch
 from torch import nn
 
 import dlm
-from dlm.errors import UserError
-from dlm.inference import decide
 from dlm.inference.compute import Compute
 from dlm.inference.config import EngineConfig, SamplerConfig
 from dlm.inference.decoding import continuations
@@ -15,7 +13,9 @@ from dlm.inference.layout import Layout
 from dlm.kernels.c import native
 from dlm.models.fingerprint import weights_digest
 from dlm.trace.reader import TraceReader
+from tests.refusals import refused
 
+from . import requests
 from .requests import FAMILIES, RULE, drive, prompts, tokens
 from .tiny import tiny_lm
 
@@ -29,14 +29,10 @@ NETWORKS: dict[str, dict] = {
     "places learned": {"position_embedding": "learned"},
     "tied": {"tie_word_embeddings": True},
     "as many key heads": {"num_key_value_heads": 4},
-    "one key head, uneven widths": {
-        "num_key_value_heads": 1,
-        "hidden_size": 40,
-        "intermediate_size": 70,
-        "vocab_size": 67,
-    },
     "one layer": {"num_hidden_layers": 1},
 }
+UNEVEN = {"hidden_size": 40, "intermediate_size": 70, "vocab_size": 67}
+NETWORKS["one key head, uneven widths"] = {"num_key_value_heads": 1, **UNEVEN}
 
 
 def stirred(seed: int, name: str) -> dlm.LM:
@@ -50,22 +46,9 @@ def stirred(seed: int, name: str) -> dlm.LM:
 
 
 def logits(lm: dlm.LM, monkeypatch: pytest.MonkeyPatch, names: range, **engine) -> dict[str, list[torch.Tensor]]:
-    """Of every request those of each step, decoded together."""
-    seen: dict[str, list[torch.Tensor]] = {}
-    original = decide._logits
-
-    def listening(network, head, hidden, wanted, group):
-        found = original(network, head, hidden, wanted, group)
-        for question, part in zip(group, found.split([int(q.asked.sum()) for q in group]), strict=True):
-            seen.setdefault(question.sequence.request.request_id, []).append(part.clone())
-        return found
-
     settings = SamplerConfig(gen_length=16, block_length=4, steps=8)
     work = [continuations(lm, prompts(9)[i : i + 1], settings, where="", request_ids=[str(i)])[0] for i in names]
-    with monkeypatch.context() as patch:
-        patch.setattr(decide, "_logits", listening)
-        drive(lm, work, **engine)
-    return seen
+    return requests.logits(monkeypatch, lm, work, **engine)
 
 
 @pytest.mark.parametrize("cache", ["auto", "none", "dual"])
@@ -133,16 +116,8 @@ def trained(network: nn.Module, how: str) -> None:
         down.register_forward_hook(lambda module, args, out: out * 3)
 
 
-SEEN = [
-    "fused",
-    "foreach",
-    "in place",
-    "loaded",
-    "through data",
-    "another place",
-    "there and back",
-    "another parameter",
-]
+SEEN = ["fused", "foreach", "in place", "loaded", "through data", "another place", "there and back"]
+SEEN += ["another parameter"]
 WAYS = [*SEEN, "another module", "a hook"]
 
 
@@ -183,8 +158,7 @@ def test_an_idle_engine_refuses_changed_weights_until_it_is_reloaded(how, kernel
     assert engine.generate(**ASKED)[0].tokens == before
     for changed in (lm, twin):
         trained(changed.network, how)
-    with pytest.raises(UserError, match=r"weights changed .* call engine.reload\(\)"):
-        engine.generate(**ASKED)
+    refused(r"weights changed .* call engine.reload\(\)", engine.generate, **ASKED)
     assert not engine.has_work
     engine.reload()
     assert engine.generate(**ASKED)[0].tokens == written(twin, "torch") != before
@@ -216,8 +190,7 @@ def test_frozen_layers_outlive_what_they_were_made_of():
 
 
 def test_reload_forgets_kept_keys_and_says_the_new_digest(tmp_path):
-    shape = {"model_type": "sdar", "attention": "block_causal", "block_length": 4}
-    lm, twin = tiny_lm(1, **shape), tiny_lm(1, **shape)
+    lm, twin = (tiny_lm(1, **FAMILIES["sdar"]) for _ in range(2))
     prompt = list(range(40))
     with dlm.TraceStore(tmp_path / "traces.db") as store:
         engine = dlm.Engine(lm, page_size=4, trace=store)
@@ -238,8 +211,7 @@ def test_reload_is_refused_while_a_request_is_under_way():
     engine = dlm.Engine(tiny_lm())
     engine.add_request([5, 6], **SETTINGS)
     engine.step()
-    with pytest.raises(UserError, match="requests have begun"):
-        engine.reload()
+    refused(r"reload\(\): 1 requests have begun", engine.reload)
 
 
 def test_copies_are_made_once_for_the_same_weights(monkeypatch):
@@ -287,13 +259,11 @@ def test_a_token_that_is_not_in_the_vocabulary_is_told():
 def test_decoding_is_the_same_on_any_number_of_threads():
     lm = tiny_lm(7, hidden_size=64, intermediate_size=200)
     before = torch.get_num_threads()
-    found = []
+    found, work = [], continuations(lm, prompts(6), SamplerConfig(gen_length=16, **RULE), where="")
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(
-                tokens(drive(lm, continuations(lm, prompts(6), SamplerConfig(gen_length=16, **RULE), where="")))
-            )
+            found.append(tokens(drive(lm, work)))
     finally:
         torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]

@@ -1,38 +1,20 @@
 """`dlm.generate`: token for token what the papers' algorithms give, alone or in a crowd."""
 
-import inspect
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 import dlm
-from dlm.diffusion.unmask import RULES, Threshold
-from dlm.inference.config import EngineConfig, SamplerConfig
+from dlm.diffusion.unmask import RULES
 from dlm.inference.plan import Plan
 from dlm.inference.request import Request
+from tests.refusals import refused
 
 from . import oracle
-from .requests import FAMILIES, MASK, of_rule
+from .requests import FAMILIES, RULE, ids, of_rule
 from .tiny import EOS, likes, text_lm, tiny_lm
 
 # Not the empty prompt: a canvas of nothing but masks looks the same from every position, an exact tie of all of them.
-PROMPTS = [
-    [1, 2, 3],
-    [5],
-    [9, 8, 7, 6, 5, 4, 3, 2, 1],
-    [4, 4],
-    [10, 20, 30, 40],
-    [62, 0],
-    [33] * 7,
-    [11, 12, 13, 14, 15, 16],
-]
-
-
-def ids(seed: int, length: int) -> list[int]:
-    return torch.randint(0, 60, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+PROMPTS = [[1, 2, 3], [5], [*range(9, 0, -1)], [4, 4], [10, 20, 30, 40], [62, 0], [33] * 7, [*range(11, 17)]]
 
 
 @pytest.mark.parametrize("cfg_scale", [0.0, 0.7])
@@ -76,38 +58,25 @@ def test_a_prompt_gets_the_same_alone_and_in_a_crowd(rule, temperature):
         assert (alone.tokens, alone.nfe, alone.steps) == (result.tokens, result.nfe, result.steps)
 
 
-@pytest.mark.parametrize("family", ["sdar", "Fast_dLLM_Qwen", "Dream", "llama", "guided", "edited", "infilled"])
-def test_so_does_every_family_and_option(family):
-    fields: dict = {"model_type": family}
-    settings: dict = {"gen_length": 8, "temperature": 1.0, "rule": "threshold", "threshold": 0.4}
-    prompts = PROMPTS
-    call = dlm.generate
-    if family in ("sdar", "Fast_dLLM_Qwen"):
-        fields |= {"attention": "block_causal", "block_length": 4, "shifted_logits": family != "sdar"}
-    elif family == "Dream":
-        fields |= {"shifted_logits": True}
-    elif family == "llama":
-        fields |= {"attention": "causal", "shifted_logits": True, "mask_token_id": None, "mask_in_softmax": False}
-    else:
-        fields = {"mask_in_softmax": False}
-        settings |= {
-            "guided": {"cfg_scale": 0.5},
-            "edited": {"edit_threshold": 0.3, "remask_threshold": 0.1, "max_post_edit_steps": 3},
-        }.get(family, {})
-        if family == "infilled":
-            call, prompts = dlm.infill, [[*prompt, 63, 63, *prompt[:i], 63, 63, 63] for i, prompt in enumerate(prompts)]
-            del settings["gen_length"]
-    lm = tiny_lm(5, **fields)
-    together = call(lm, prompts, batch_size=5, **settings)
-    for prompt, result in zip(prompts, together, strict=True):
-        alone = call(lm, [prompt], **settings)[0]
+CROWDED = {family: (fields, {}) for family, fields in FAMILIES.items()}
+CROWDED["guided"] = {"mask_in_softmax": False}, {"cfg_scale": 0.5}
+CROWDED["edited"] = CROWDED["guided"][0], {"edit_threshold": 0.3, "remask_threshold": 0.1, "max_post_edit_steps": 3}
+
+
+@pytest.mark.parametrize("name", CROWDED)
+def test_so_does_every_family_and_option(name):
+    fields, options = CROWDED[name]
+    lm, settings = tiny_lm(5, **fields), {"gen_length": 8, "temperature": 1.0, **RULE, **options}
+    together = dlm.generate(lm, PROMPTS, batch_size=5, **settings)
+    for prompt, result in zip(PROMPTS, together, strict=True):
+        alone = dlm.generate(lm, [prompt], **settings)[0]
         assert (alone.tokens, alone.nfe, alone.steps) == (result.tokens, result.nfe, result.steps)
 
 
 @pytest.mark.parametrize("prompt_length", [1, 4, 7])
 @pytest.mark.parametrize("threshold", [0.3, 0.9])
 def test_block_causal_families_decode_aligned_blocks(prompt_length, threshold):
-    lm = tiny_lm(2, model_type="sdar", attention="block_causal", block_length=4)
+    lm = tiny_lm(2, **FAMILIES["sdar"])
     prompt = ids(1, prompt_length)
     expected = oracle.block_diffusion(lm, prompt, 12, 4, threshold)
     result = dlm.generate(lm, [prompt], gen_length=12, rule="threshold", threshold=threshold)[0]
@@ -115,9 +84,7 @@ def test_block_causal_families_decode_aligned_blocks(prompt_length, threshold):
 
 
 def test_causal_families_go_left_to_right():
-    lm = tiny_lm(
-        4, model_type="llama", attention="causal", shifted_logits=True, mask_token_id=None, mask_in_softmax=False
-    )
+    lm = tiny_lm(4, **FAMILIES["llama"])
     results = dlm.generate(lm, [[1, 2, 3], [9]], gen_length=10)
     assert [r.tokens for r in results] == [oracle.left_to_right(lm, prompt, 10) for prompt in ([1, 2, 3], [9])]
     assert [(r.nfe, r.tpf, r.steps) for r in results] == [(10, 1.0, list(range(10)))] * 2
@@ -150,16 +117,9 @@ def test_rows_that_stop_leave_the_batch():
     lm = tiny_lm(3)
     full = dlm.generate(lm, PROMPTS, gen_length=32, block_length=8)
     often = max({t for r in full for t in r.tokens[:8]}, key=lambda t: sum(t in r.tokens[:8] for r in full))
-    sizes = []
-    ended = dlm.generate(
-        tiny_lm(3, eos_token_id=often),
-        PROMPTS,
-        gen_length=32,
-        block_length=8,
-        on_step=lambda e: sizes.append(len(e.canvas)),
-    )
-    assert sizes[0] == 8
-    assert sizes[-1] < 8
+    sizes, settings = [], {"gen_length": 32, "block_length": 8, "on_step": lambda e: sizes.append(len(e.canvas))}
+    ended = dlm.generate(tiny_lm(3, eos_token_id=often), PROMPTS, **settings)
+    assert sizes[0] == 8 and sizes[-1] < 8
     for before, after in zip(full, ended, strict=True):
         cut = before.tokens.index(often) + 1 if often in before.tokens else 32
         assert after.tokens == before.tokens[:cut]
@@ -168,12 +128,11 @@ def test_rows_that_stop_leave_the_batch():
 
 def test_open_ended_generation_adds_blocks():
     lm = tiny_lm(6)
-    result = dlm.generate(lm, [[1, 2]], gen_length="auto", max_gen_length=20, block_length=8, steps=4)[0]
+    settings = {"gen_length": "auto", "max_gen_length": 20, "block_length": 8, "steps": 4}
+    result = dlm.generate(lm, [[1, 2]], **settings)[0]
     assert (len(result.tokens), result.finish_reason, result.nfe) == (20, "length", 12)
     eos = result.tokens[9]
-    stopped = dlm.generate(
-        tiny_lm(6, eos_token_id=eos), [[1, 2]], gen_length="auto", max_gen_length=20, block_length=8, steps=4
-    )[0]
+    stopped = dlm.generate(tiny_lm(6, eos_token_id=eos), [[1, 2]], **settings)[0]
     assert stopped.tokens == result.tokens[: result.tokens.index(eos) + 1]
     assert stopped.finish_reason == "stop"
 
@@ -200,24 +159,7 @@ def test_text_goes_in_and_comes_out():
     result = dlm.generate(lm, "def f(x):", gen_length=8)[0]
     assert result.text == lm.decode(result.tokens)
     assert dlm.generate(lm, [lm.encode("def f(x):")], gen_length=8)[0] == result
-    assert set(result.to_dict()) == {
-        "text",
-        "tokens",
-        "nfe",
-        "tpf",
-        "finish_reason",
-        "request_id",
-        "sample",
-        "steps",
-    }
-
-
-def test_rules_by_name_by_value_and_by_lladas_name():
-    lm = tiny_lm()
-    tokens = dlm.generate(lm, [[1]], gen_length=16, rule="threshold", threshold=0.3)[0].tokens
-    assert dlm.generate(lm, [[1]], gen_length=16, rule=Threshold(threshold=0.3))[0].tokens == tokens
-    by_rule = dlm.generate(lm, [[1]], gen_length=16, rule="random")[0].tokens
-    assert dlm.generate(lm, [[1]], gen_length=16, remasking="random")[0].tokens == by_rule
+    assert set(result.to_dict()) == {"text", "tokens", "nfe", "tpf", "finish_reason", "request_id", "sample", "steps"}
 
 
 def test_training_mode_and_gradients_are_left_as_they_were():
@@ -232,185 +174,10 @@ def test_no_prompts_no_results():
     assert dlm.generate(tiny_lm(), []) == []
 
 
-ALONE = {"memory_fraction", "max_waiting"}
-
-
-def test_the_signature_and_the_help_are_made_of_the_settings():
-    fields = SamplerConfig.model_fields | EngineConfig.model_fields
-    own = {"lm", "prompts", "trace", "request_ids", "batch_size", "on_step"}
-    for function, without in ((dlm.generate, ALONE), (dlm.infill, {*ALONE, "gen_length", "max_gen_length", "stop"})):
-        signature = inspect.signature(function).parameters
-        assert signature.keys() == own | fields.keys() - without
-        assert all(p.kind is p.KEYWORD_ONLY for name, p in signature.items() if name not in ("lm", "prompts"))
-        for name in signature.keys() & fields.keys():
-            assert signature[name].default == fields[name].default
-            assert f"\n    {name}: {fields[name].description}" in function.__doc__
-        assert all(f" {name}," in function.__doc__ or f" {name}." in function.__doc__ for name in RULES)
-        assert "One of: auto, none, prefix, dual, exact." in function.__doc__
-    engine = inspect.signature(dlm.Engine).parameters
-    assert engine.keys() == {"lm", "trace", "on_step", *EngineConfig.model_fields}
-
-
-ADDED = """
-from dataclasses import dataclass
-from typing import Annotated
-from pydantic import Field
-from dlm.diffusion.unmask import RULES, Threshold
-
-@dataclass(frozen=True, kw_only=True)
-class Sure(Threshold):
-    doubt: Annotated[float, Field(ge=0, le=1, description="what a threshold lacks to 1")] = 0.25
-
-    def __call__(self, score, masked, quota):
-        return Threshold(threshold=1 - self.doubt)(score, masked, quota)
-
-RULES["sure"] = Sure
-
-import dlm
-from tests.inference.tiny import tiny_lm
-lm = tiny_lm(1, spread=0.6)
-plain = dlm.generate(lm, [[1]], gen_length=16, rule="threshold", threshold=0.5)[0].steps
-assert dlm.generate(lm, [[1]], gen_length=16, rule="sure", doubt=0.5)[0].steps == plain
-assert dlm.generate(lm, [[1]], gen_length=16, rule=Sure(doubt=0.5))[0].steps == plain != list(range(16))
-assert "doubt: Rule sure: what a threshold lacks to 1." in dlm.generate.__doc__
-for wrong in ({"rule": "sure", "doubt": 2}, {"doubt": 0.5}):
-    try:
-        dlm.generate(lm, [[1]], **wrong)
-        raise SystemExit(f"{wrong} was taken")
-    except dlm.UserError as error:
-        print(error)
-from dlm.cli.infer import main
-main(["--help"])
-"""
-
-
-def test_a_rule_from_outside_is_one_class_and_one_line():
-    done = subprocess.run([sys.executable, "-c", ADDED], capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert not done.returncode, done.stderr
-    wide, unread, *page = done.stdout.splitlines()
-    assert wide == "generate(): doubt = 2: must be less than or equal to 1"
-    assert unread.startswith('generate(): doubt = 0.5 is only read by the rule sure, and rule = "low_confidence": ')
-    at = page.index("  --sampler.doubt  a number = 0.25")
-    assert page[at + 1].strip() == "Rule sure: what a threshold lacks to 1."
-
-
-ALWAYS = {
-    "gen_length": 32,
-    "block_length": 8,
-    "steps": 8,
-    "temperature": 0.0,
-    "cfg_scale": 0.0,
-    "top_k": None,
-    "seed": 3,
-}
-
-
-def test_what_always_counts_may_always_be_given():
-    for fields in FAMILIES.values():
-        lm = tiny_lm(**fields)
-        for rule in ("low_confidence", "threshold", "entropy_bound"):
-            assert dlm.generate(lm, [[1, 2]], rule=rule, num_samples=1, **ALWAYS)
-    samples = dlm.generate(tiny_lm(), [[1]], gen_length=8, rule="random", num_samples=3)
-    assert len({tuple(result.steps) for result in samples}) == 3
-
-
-BAD = [
-    ({"rule": "margins"}, ['rule = "margins"', 'did you mean "margin"?']),
-    ({"treshold": 0.5}, ['unknown key "treshold"', 'did you mean "threshold"?']),
-    ({"threshold": 1.5}, ["threshold = 1.5"]),
-    ({"temperature": -1.0}, ["temperature = -1.0"]),
-    ({"top_p": 0.0}, ["top_p = 0.0"]),
-    ({"steps": 0}, ["steps = 0"]),
-    ({"block_length": 0}, ["block_length = 0"]),
-    ({"gen_length": 0}, ["gen_length = 0"]),
-    ({"gen_length": "long"}, ["gen_length", "long"]),
-    ({"gen_length": 40, "block_length": 16}, ["gen_length = 40", "block_length = 16", "make it 48"]),
-    ({"gen_length": 32, "block_length": 8, "steps": 6}, ["steps = 6", "4 blocks", "gen_length = 32", "make it 8"]),
-    ({"gen_length": 32, "block_length": 8, "steps": 3}, ["steps = 3", "4 blocks"]),
-    ({"rule": "margin", "remasking": "random"}, ["margin", "random", "disagree"]),
-    ({"request_ids": ["a", "b"]}, ["2 request_ids for 1 prompts"]),
-    ({"batch_size": 0}, ["batch_size = 0"]),
-    # read by nothing that was chosen
-    (
-        {"threshold": 0.01},
-        ["threshold = 0.01 is only read by the rules threshold, hierarchical, credit", '"low_confidence"'],
-    ),
-    (
-        {"threshold": 0.9, "rule": "margin"},
-        ["threshold = 0.9 is only read by", 'rule = "margin"', "leave threshold out"],
-    ),
-    ({"factor": 9}, ["factor = 9 is only read by the rule factor,"]),
-    ({"tau_low": 0.4, "rule": "threshold"}, ["tau_low = 0.4 is only read by the rule hierarchical"]),
-    ({"gamma": 0.4}, ["gamma = 0.4 is only read by the rule entropy_bound"]),
-    ({"entropy_threshold": 0.4}, ["entropy_threshold = 0.4 is only read by the rule entropy_threshold"]),
-    (
-        {"threshold": 0.3, "rule": Threshold(threshold=0.4)},
-        ["threshold = 0.3 stands beside rule = Threshold(threshold=0.4)"],
-    ),
-    ({"num_samples": 3}, ["num_samples = 3 is only read with a temperature above 0", "temperature = 0"]),
-    ({"top_k": 5}, ["top_k = 5 is only read with a temperature above 0"]),
-    ({"top_p": 0.5}, ["top_p = 0.5 is only read with a temperature above 0"]),
-    ({"max_gen_length": 64}, ['max_gen_length = 64 is only read with gen_length = "auto", and gen_length = 128']),
-    ({"max_active_blocks": 2}, ['max_active_blocks = 2 is only read by strategy = "multi_block"']),
-    ({"block_add": 0.5}, ['block_add = 0.5 is only read by strategy = "multi_block"']),
-    (
-        {"max_post_edit_steps": 2},
-        ["max_post_edit_steps = 2 is only read with edit_threshold, and edit_threshold is not set"],
-    ),
-    ({"refresh_interval": 2}, ['refresh_interval = 2 is only read by cache = "prefix" and "dual", and cache = "none"']),
-    ({"cache_delay": 2, "cache": "dual"}, ["cache_delay = 2", "with refresh_interval"]),
-    ({"memory_fraction": 0.5}, ["memory_fraction = 0.5 is only read by a dlm.Engine"]),
-    ({"memory_fraction": 0.5, "num_pages": 9}, ["memory_fraction = 0.5 is only read without num_pages"]),
-    # what others call it
-    ({"max_new_tokens": 8}, ['unknown key "max_new_tokens"; here it is "gen_length"']),
-    ({"max_length": 8}, ['here it is "gen_length", without the prompt']),
-    ({"alg": "entropy"}, ['unknown key "alg"; here it is "rule"']),
-    ({"alg_temp": 0.1}, ['unknown key "alg_temp"', 'see "rule"']),
-    ({"do_sample": True}, ['unknown key "do_sample"; here it is "temperature"']),
-    ({"n": 2}, ['unknown key "n"; here it is "num_samples"']),
-    ({"strategy": "multi-block"}, ["strategy = 'multi-block'", 'did you mean "multi_block"?']),
-    ({"cach": "dual"}, ['unknown key "cach"; did you mean "cache"?']),
-]
-
-
-def test_values_by_position_are_asked_for_by_name():
-    for call, prompt in ((dlm.generate, [[1]]), (dlm.infill, [[1, MASK]])):
-        with pytest.raises(dlm.UserError, match=r"\(\) takes lm and prompts by position and everything else by name"):
-            call(tiny_lm(), prompt, 32, 8)
-    with pytest.raises(dlm.UserError, match="write gen_length=32 or steps=32"):
-        dlm.generate(tiny_lm(), [[1]], 32)
-    with pytest.raises(dlm.UserError, match=r"^Engine\(\) takes lm by position .*: write cache='dual'"):
-        dlm.Engine(tiny_lm(), "dual")
-
-
-def test_settings_of_the_engine_are_not_those_of_a_request():
-    engine = dlm.Engine(tiny_lm(), cache="dual", refresh_interval=4, cache_delay=2)
-    with pytest.raises(dlm.UserError, match=r"add_request\(\): unknown key \"cache\"; it is a setting of the engine"):
-        engine.add_request([1], cache="dual")
-    with pytest.raises(dlm.UserError, match='refresh_interval = 4 is only read by cache = "prefix" and "dual"'):
-        dlm.Engine(tiny_lm(), refresh_interval=4)
-    assert engine.config.with_cache("none") == EngineConfig(cache="none")
-
-
-@pytest.mark.parametrize(("settings", "says"), BAD, ids=str)
-def test_what_cannot_be_done_is_said(settings, says):
-    with pytest.raises(dlm.UserError) as caught:
-        dlm.generate(tiny_lm(), [[1]], **settings)
-    for words in says:
-        assert words in str(caught.value)
-
-
-def test_broken_weights_are_said():
-    lm = tiny_lm()
-    with torch.no_grad():
-        lm.network.norm.weight[0] = float("nan")
-    with pytest.raises(dlm.UserError, match="NaN"):
-        dlm.generate(lm, [[1]], gen_length=4)
-
-
-def test_a_causal_model_cannot_be_guided():
-    lm = tiny_lm(
-        4, model_type="llama", attention="causal", shifted_logits=True, mask_token_id=None, mask_in_softmax=False
-    )
-    with pytest.raises(dlm.UserError, match="no mask token"):
-        dlm.generate(lm, [[1]], gen_length=4, cfg_scale=1.0)
+def test_ids_are_random_unless_given_and_a_taken_one_is_refused_before_work(tmp_path):
+    lm, store = text_lm(), dlm.TraceStore(tmp_path / "traces.db")
+    first, second = (dlm.generate(lm, ["hello"], gen_length=4, trace=store)[0] for _ in range(2))
+    assert first.request_id != second.request_id and first.request_id in store and second.request_id in store
+    assert store[first.request_id].text().endswith(first.text) or "�" in first.text
+    refused(first.request_id, dlm.generate, lm, ["hello"], gen_length=4, trace=store, request_ids=[first.request_id])
+    store.close()

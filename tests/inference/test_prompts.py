@@ -1,5 +1,3 @@
-"""Prompts and holes, as text and as ids, and what is said of bad ones."""
-
 import dataclasses
 
 import numpy as np
@@ -8,6 +6,7 @@ import torch
 
 import dlm
 from dlm.inference.prompts import Piece, as_prompts, parse_holes, runs
+from tests.refusals import refused, told
 
 from .tiny import EOS, MASK, byte_tokenizer, likes, text_lm, tiny_lm
 
@@ -26,11 +25,14 @@ def test_an_escaped_hole_is_text():
     assert parse_holes(r"\[MASK][MASK]") == [Piece("[MASK]", plain=True), Piece(hole=1)]
 
 
-@pytest.mark.parametrize("spelt", ["[MASK:0]", "[MASK:-1]", "[MASK:x]", "[MASK:1.5]", "[MASK:999999999]", "[MASK:²]"])
+@pytest.mark.parametrize(
+    "spelt",
+    ["0", "-1", "x", "1.5", "999999999", "²", "16-4", "0-3", "1-100000", "4-", "-4", "4-x", "1-2-3", "4--6", "²-4"],
+)
 def test_a_hole_of_no_possible_length_is_refused(spelt):
-    with pytest.raises(dlm.UserError) as caught:
-        dlm.infill(text_lm(), [f"a {spelt} b"])
-    assert f"prompt 0: {spelt}: a hole's length must be a number from 1" in str(caught.value)
+    says = "a hole's length must be a number from 1 to 65536, as in [MASK:12], or two of them between which it is "
+    says += "chosen, the smaller one first, as in [MASK:4-16]"
+    told(f"prompt 1: [MASK:{spelt}]: {says}", dlm.infill, text_lm(), ["a", f"a [MASK:{spelt}] b"])
 
 
 def test_runs():
@@ -51,8 +53,7 @@ def test_prompts_come_in_many_forms():
 
 @pytest.mark.parametrize("prompts", [3, None, [1.5], [["a"]], [[True]], [None], {"a": 1}])
 def test_what_is_no_prompt_is_said(prompts):
-    with pytest.raises(dlm.UserError, match="must be"):
-        dlm.generate(tiny_lm(), prompts)
+    refused("must be", dlm.generate, tiny_lm(), prompts)
 
 
 def test_filled_text_keeps_what_was_given():
@@ -131,43 +132,26 @@ BAD = [
 
 @pytest.mark.parametrize(("prompts", "call", "says"), BAD)
 def test_bad_prompts_are_named(prompts, call, says):
-    with pytest.raises(dlm.UserError) as caught:
-        getattr(dlm, call)(tiny_lm(), eval(prompts))
-    assert says in str(caught.value)
+    told(says, getattr(dlm, call), tiny_lm(), eval(prompts))
 
 
 def test_holes_in_text_are_for_infill_and_texts_without_for_generate():
     lm = text_lm()
-    with pytest.raises(dlm.UserError, match=r"prompt 1 holds mask tokens: fill them with dlm\.infill"):
-        dlm.generate(lm, ["a", "b [MASK:3]"])
-    with pytest.raises(dlm.UserError, match=r"prompt 0 has no hole to fill: mark one with \[MASK:12\]"):
-        dlm.infill(lm, "abc")
-    with pytest.raises(dlm.UserError, match="a hole ends where its length says, which stands in the prompt"):
-        dlm.infill(lm, "a[MASK:2]", gen_length=4)
+    refused(r"prompt 1 holds mask tokens: fill them with dlm\.infill", dlm.generate, lm, ["a", "b [MASK:3]"])
+    refused(r"prompt 0 has no hole to fill: mark one with \[MASK:12\]", dlm.infill, lm, "abc")
+    refused("a hole ends where its length says, which stands in the prompt", dlm.infill, lm, "a[MASK:2]", gen_length=4)
 
 
 def test_shifted_families_need_something_to_start_from():
     lm = tiny_lm(shifted_logits=True)
-    with pytest.raises(dlm.UserError, match="prompt 0 is empty"):
-        dlm.generate(lm, [[]])
-    with pytest.raises(dlm.UserError, match="begins with a hole"):
-        dlm.infill(lm, [[63, 1]])
+    refused("prompt 0 is empty", dlm.generate, lm, [[]])
+    refused("begins with a hole", dlm.infill, lm, [[63, 1]])
     assert len(dlm.generate(tiny_lm(), [[]], gen_length=4)[0].tokens) == 4
-
-
-def test_learned_positions_end_somewhere():
-    lm = tiny_lm(position_embedding="learned", max_position_embeddings=16)
-    assert len(dlm.generate(lm, [[1] * 4], gen_length=12)[0].tokens) == 12
-    with pytest.raises(dlm.UserError, match=r"prompt 0 has 5 tokens; with gen_length = 12 that is 17 .* only 16"):
-        dlm.generate(lm, [[1] * 5], gen_length=12)
-    with pytest.raises(dlm.UserError, match="only 16"):
-        dlm.infill(lm, [[1] * 16 + [63]])
 
 
 def test_a_causal_model_fills_no_holes():
     lm = tiny_lm(model_type="llama", attention="causal", shifted_logits=True, mask_token_id=None, mask_in_softmax=False)
-    with pytest.raises(dlm.UserError, match="has no mask token"):
-        dlm.infill(lm, [[1, 2]])
+    refused("has no mask token", dlm.infill, lm, [[1, 2]])
 
 
 @pytest.mark.parametrize("prompt", ["ab\ud800c", "ab\udcff"])
@@ -179,7 +163,53 @@ def test_half_a_character_is_told_with_its_place(prompt):
             dlm.UserError, match=rf"prompt 1 is no Unicode text: character 2 is {half}, half of a surrogate"
         ):
             run(lm, ["a [MASK:1]", prompt])
-    with pytest.raises(dlm.UserError, match="prompt 0 is no Unicode text"):
-        dlm.Engine(lm).add_request(prompt, gen_length=4)
-    with pytest.raises(dlm.UserError, match="is no Unicode text: character 2"):
-        lm.encode(prompt)
+    refused("prompt 0 is no Unicode text", dlm.Engine(lm).add_request, prompt, gen_length=4)
+    refused("is no Unicode text: character 2", lm.encode, prompt)
+
+
+HI = [{"role": "user", "content": "hi"}]
+LONG = [{"role": "system", "content": "be brief"}, *HI, {"role": "assistant", "content": "ho"}]
+LONG += [{"role": "user", "content": "and?"}]
+
+
+def test_messages_are_rendered_by_the_template():
+    lm = text_lm(seed=1)
+    expected = [lm.chat(HI), lm.chat(LONG), "plain"]
+    assert expected[0] == "User: hi\nAssistant: "
+    by_text = dlm.generate(lm, expected, gen_length=6)
+    assert dlm.generate(lm, [HI, tuple(LONG), "plain"], gen_length=6) == by_text
+    assert dlm.generate(lm, HI, gen_length=6) == by_text[:1]
+    engine = dlm.Engine(lm)
+    assert engine.generate([LONG, HI], gen_length=6)[0].tokens == by_text[1].tokens
+    name = engine.add_request(HI, gen_length=6)
+    assert [e.result.tokens for e in engine.stream() if e.result and e.request_id == name] == [by_text[0].tokens]
+
+
+def test_the_model_s_own_template_is_used():
+    lm = text_lm(seed=1)
+    lm.tokenizer.settings["chat_template"] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    assert dlm.generate(lm, HI, gen_length=4) == dlm.generate(lm, "<user>hi", gen_length=4)
+    lm = text_lm(seed=1)
+    lm.tokenizer.settings["chat_template"] = "{{ raise_exception('roles must alternate') }}"
+    refused("prompt 1: the chat template cannot render .* roles must alternate", dlm.generate, lm, ["a", HI])
+
+
+MALFORMED = [
+    ([{"role": "user"}], "prompt 0, message 0 is \"{'role': 'user'}\": a message is"),
+    ([*HI, "ho"], "prompt 0, message 1 is 'ho'"),
+    (["text", [*HI, {"role": "user", "content": None}]], "prompt 1, message 1 is"),
+    ([HI, [{"role": 3, "content": "x"}]], "prompt 1, message 0 is"),
+    ([HI, HI[0]], "prompt 0, message 0 is"),
+    (HI[0], "prompts must be strings"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "says"), MALFORMED, ids=str)
+def test_malformed_messages_are_named(prompts, says):
+    told(says, dlm.generate, text_lm(), prompts)
+
+
+def test_a_model_that_reads_no_text_and_holes_take_no_messages():
+    refused("prompt 0 is a conversation, but model 'tiny' has no tokenizer", dlm.generate, tiny_lm(), HI)
+    for prompts in (HI, ["a[MASK:2]", HI]):
+        refused("was given messages: continue a conversation with dlm.generate", dlm.infill, text_lm(), prompts)

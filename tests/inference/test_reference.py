@@ -70,9 +70,8 @@ def test_editing_converges_or_gives_up():
     assert len(quiet) == 5  # one pass more, which found nothing to change
     none, _ = record(tiny_lm(3), [[1]], gen_length=8, edit_threshold=0.0, steps=4, max_post_edit_steps=0)
     assert len(none) == 4
-    restless, results = record(
-        tiny_lm(5, spread=0.6), [[1]], gen_length=16, steps=1, edit_threshold=0.0, max_post_edit_steps=3
-    )
+    settings = {"gen_length": 16, "steps": 1, "edit_threshold": 0.0, "max_post_edit_steps": 3}
+    restless, results = record(tiny_lm(5, spread=0.6), [[1]], **settings)
     assert 2 <= len(restless) <= 4
     assert results[0].nfe == len(restless)
 

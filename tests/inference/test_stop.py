@@ -1,11 +1,11 @@
-"""Stop strings: where a text ends, what of it is shown meanwhile, and what is held for it."""
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import dlm
-from dlm.errors import UserError
 from dlm.inference.texts import TextStream
+from tests.refusals import refused, told
 
 from .requests import FAMILIES
 from .tiny import EOS, byte_tokenizer, likes, text_lm, tiny_lm
@@ -54,9 +54,7 @@ def test_a_text_ends_where_a_stop_string_would_begin(name):
         assert after.tokens == before.tokens[:size] and after.steps == before.steps[:size]
         assert after.text == cut[: min((cut.find(s) for s in stop if s in cut), default=size)]
         assert after.finish_reason == ("stop" if ends else "length") and after.nfe <= before.nfe
-        assert dlm.generate(lm, prompt, stop=stop, **settings)[0] == after.__class__(
-            **{**vars(after), "request_id": "0"}
-        )
+        assert dlm.generate(lm, prompt, stop=stop, **settings)[0] == replace(after, request_id="0")
 
 
 def test_it_ends_at_once_and_no_page_stays():
@@ -153,10 +151,6 @@ BAD = [
 
 @pytest.mark.parametrize(("settings", "says"), BAD, ids=str)
 def test_what_is_no_stop_string_is_said(settings, says):
-    with pytest.raises(UserError) as caught:
-        dlm.generate(text_lm(), "a", **settings)
-    assert says in str(caught.value)
-    with pytest.raises(UserError, match="is text, but model 'tiny' has no tokenizer"):
-        dlm.generate(tiny_lm(), [[1]], stop="a")
-    with pytest.raises(UserError, match="ends a continuation, and a hole ends where its length says"):
-        dlm.infill(text_lm(), "a[MASK:2]", stop="a")
+    told(says, dlm.generate, text_lm(), "a", **settings)
+    refused("is text, but model 'tiny' has no tokenizer", dlm.generate, tiny_lm(), [[1]], stop="a")
+    refused("ends a continuation, and a hole ends where its length says", dlm.infill, text_lm(), "a[MASK:2]", stop="a")

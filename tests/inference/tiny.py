@@ -24,19 +24,9 @@ def byte_tokenizer(mask: str = "[MASK]") -> Tokenizer:
 
 def tiny_lm(seed: int = 0, spread: float = 0.3, tokenizer: Tokenizer | None = None, **fields) -> LM:
     """`spread` makes the model sure of itself; the mask is never its favourite."""
-    shape = {
-        "model_type": "llada",
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 48,
-        "mask_token_id": 63,
-        "mask_in_softmax": True,
-        "initializer_range": spread,
-    }
+    shape = {"model_type": "llada", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48}
+    shape |= {"mask_token_id": 63, "mask_in_softmax": True, "initializer_range": spread}
     network = Transformer(ModelConfig(**{**shape, **fields}))
     network.initialise(torch.Generator().manual_seed(seed))
     if network.config.mask_token_id is not None and network.lm_head is not None:

@@ -45,13 +45,7 @@ class Attention:
 
 
 def attention(
-    seed: int,
-    *,
-    head_dims: tuple[int, ...] = (8, 10, 16),
-    page_sizes: tuple[int, ...] = (4, 8, 16),
-    longest: int = 90,
-    most_queries: int = 12,
-    groups: tuple[int, ...] = (1, 2, 3, 4),
+    seed: int, *, head_dims=(8, 10, 16), page_sizes=(4, 8, 16), longest=90, most_queries=12, groups=(1, 2, 3, 4)
 ) -> Attention:
     """Ragged spans (empty, of one token, of holes), empty contexts, pages in no order; fp32, on the CPU."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)

@@ -57,10 +57,6 @@ def confidence(x: Tensor, mask_id: int | None, keep_mask: bool, temperature: flo
     rows = np.arange(len(p))
     other = np.isfinite(candidates[rows, order[:, 1]])
     terms = np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0)
-    return {
-        "probabilities": p,
-        "first_token": order[:, 0],
-        "first": p[rows, order[:, 0]],
-        "second": np.where(other, p[rows, order[:, 1]], 0.0),
-        "entropy": -terms.sum(-1),
-    }
+    second = np.where(other, p[rows, order[:, 1]], 0.0)
+    found = {"probabilities": p, "first_token": order[:, 0], "first": p[rows, order[:, 0]], "second": second}
+    return {**found, "entropy": -terms.sum(-1)}

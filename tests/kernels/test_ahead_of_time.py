@@ -22,6 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from dlm.kernels import attention, norm, pick, rope
+from tests.refusals import refused
 
 H200 = attention.Chip(132, 232448, 9)
 CHIPS = {  # target, what the launchers ask a chip, the binary's name
@@ -159,7 +160,5 @@ def test_a_block_decode_on_an_h200_keeps_keys_in_flight_and_spills_next_to_nothi
 
 
 def test_a_head_too_wide_is_a_users_error():
-    from dlm.errors import UserError
 
-    with pytest.raises(UserError, match="heads of 512 channels"):
-        attention.tile_of(512, 2, H200)
+    refused("heads of 512 channels", attention.tile_of, 512, 2, H200)

@@ -1,5 +1,3 @@
-"""Compiled kernels that are kept: whole, the user's own, or not taken; and compilers of every kind of brokenness."""
-
 import os
 import select
 import shutil
@@ -8,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
-from dlm.errors import UserError
 from dlm.kernels.c import built, compiler, native
 from dlm.kernels.c.compiler import BuildError, Unfinished
+from dlm.kernels.paths import path_of
+from tests.refusals import refused
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 
@@ -27,6 +27,15 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def anew(monkeypatch):
+    """The kernels are built at their first use in the test, and again after it."""
+    monkeypatch.delenv("DLM_NATIVE", raising=False)
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+@pytest.fixture
 def source(tmp_path):
     path = tmp_path / "small.c"
     path.write_text(SOURCE)
@@ -39,12 +48,18 @@ def load(source, command=("cc",), symbols=("answer",)):
     return found
 
 
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def counting(tmp_path: Path) -> tuple[list[str], Path]:
     """A compiler that notes each time it compiles."""
-    log, script = tmp_path / "compiled", tmp_path / "counting-cc"
-    script.write_text(f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo x >> {log};; esac\nexec cc "$@"\n')
-    script.chmod(0o755)
-    return [str(script)], log
+    log = tmp_path / "compiled"
+    return [
+        script(tmp_path / "counting-cc", f'case "$*" in *--version*) ;; *) echo x >> {log};; esac\nexec cc "$@"')
+    ], log
 
 
 def kept(cache: Path) -> Path:
@@ -55,8 +70,7 @@ def kept(cache: Path) -> Path:
 def test_a_library_that_lacks_a_function_is_forgotten(cache, source, tmp_path):
     """The next one may lie behind the same file number, by whose name the loader knows libraries."""
     for _ in range(2):
-        with pytest.raises(BuildError, match="lacks question"):
-            built.load("small", [source], ["cc"], FLAGS, ("question",))
+        refused("lacks question", built.load, "small", [source], ["cc"], FLAGS, ("question",), error=BuildError)
     other = tmp_path / "other.c"
     other.write_text("int question(void) { return 54; }")
     assert built.load("other", [other], ["cc"], FLAGS, ("question",)).question() == 54
@@ -177,9 +191,8 @@ def test_what_a_library_depends_on_is_in_its_name(fact, cache, source, monkeypat
         path = source if fact == "source" else header
         path.write_text(path.read_text() + "\n")
     elif fact == "compiler":
-        monkeypatch.setattr(
-            built, "run", lambda command, seconds, original=built.run: original(command, seconds) + b"!"
-        )
+        original = built.run
+        monkeypatch.setattr(built, "run", lambda command, seconds: original(command, seconds) + b"!")
     else:  # a home folder that machines share
         monkeypatch.setattr(built, "_machine", lambda: "another CPU")
     built.load("small", sources, ["cc"], flags, ["answer"])
@@ -209,42 +222,30 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_compiler_is_reported_once_and_torch_does_the_work(kind, cache, tmp_path, monkeypatch, caplog):
+def test_a_broken_compiler_is_reported_once_and_torch_does_the_work(kind, cache, anew, tmp_path, monkeypatch, caplog):
     words, says = BROKEN[kind]
     if words.startswith("SCRIPT "):
-        script = tmp_path / "cc"
-        script.write_text(f"#!/bin/sh\n{words.removeprefix('SCRIPT ')}\n")
-        script.chmod(0o755)
-        words = str(script)
+        words = script(tmp_path / "cc", words.removeprefix("SCRIPT "))
     monkeypatch.setenv("CC", words)
     if kind.startswith("hangs"):
         monkeypatch.setattr(built, "VERSION_SECONDS", 120.0 if "compiles" in kind else 0.2)
         monkeypatch.setattr(built, "COMPILE_SECONDS", 0.2)
-    monkeypatch.delenv("DLM_NATIVE", raising=False)
     monkeypatch.setattr(native, "SOURCES", [tmp_path / "small.c"])
     (tmp_path / "small.c").write_text(SOURCE)
-    native.library.cache_clear()
-    try:
-        assert native.unavailable() and native.unavailable()
-        assert len(caplog.messages) == 1
-        assert says in caplog.messages[0] and "\n" not in caplog.messages[0]
-        monkeypatch.setenv("DLM_NATIVE", "1")
-        with pytest.raises(UserError, match="DLM_NATIVE = 1"):
-            native.unavailable()
-    finally:
-        native.library.cache_clear()
+    assert native.unavailable() and native.unavailable()
+    with torch.inference_mode():  # which C asks for
+        assert path_of(torch.zeros(1)).name == "torch"
+    assert len(caplog.messages) == 1
+    assert says in caplog.messages[0] and "\n" not in caplog.messages[0]
+    monkeypatch.setenv("DLM_NATIVE", "1")
+    refused("DLM_NATIVE = 1", native.unavailable)
     assert not list(cache.glob("*"))
 
 
-def test_no_compiler_at_all_is_no_surprise(cache, monkeypatch, caplog):
-    monkeypatch.delenv("DLM_NATIVE", raising=False)
+def test_no_compiler_at_all_is_no_surprise(cache, anew, monkeypatch, caplog):
     monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
-    native.library.cache_clear()
-    try:
-        assert "install gcc or clang" in native.unavailable()
-        assert not caplog.messages
-    finally:
-        native.library.cache_clear()
+    assert "install gcc or clang" in native.unavailable()
+    assert not caplog.messages
 
 
 def test_what_a_stopped_command_started_is_stopped_too(tmp_path):

@@ -21,9 +21,8 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def large(seed: int, head_dim: int) -> draw.Attention:
-    return draw.attention(
-        seed, head_dims=(head_dim,), page_sizes=(16, 32, 64), longest=1500, most_queries=70, groups=(1, 2, 4, 7, 8)
-    )
+    shape = {"head_dims": (head_dim,), "page_sizes": (16, 32, 64), "groups": (1, 2, 4, 7, 8)}
+    return draw.attention(seed, longest=1500, most_queries=70, **shape)
 
 
 @DTYPES
@@ -54,15 +53,10 @@ def test_a_span_gives_the_same_bits_alone_and_in_a_crowd(dtype):
         whole, starts = dispatch.paged_attention(*crowd.arguments), spans.starts.tolist()
         for i in range(len(spans)):
             rows, one = slice(starts[i], starts[i + 1]), slice(i, i + 1)
-            alone = Spans(
-                starts=spans.starts[i : i + 2] - spans.starts[i],
-                positions=spans.positions[rows],
-                visible=spans.visible[one],
-                tables=spans.tables[one],
-                max_queries=starts[i + 1] - starts[i],
-                max_visible=int(spans.visible[i]),
-                block_lengths=None if spans.block_lengths is None else spans.block_lengths[one],
-            )
+            facts = {"starts": spans.starts[i : i + 2] - spans.starts[i], "positions": spans.positions[rows]}
+            facts |= {"max_queries": starts[i + 1] - starts[i], "max_visible": int(spans.visible[i])}
+            facts |= {"block_lengths": None if spans.block_lengths is None else spans.block_lengths[one]}
+            alone = Spans(visible=spans.visible[one], tables=spans.tables[one], **facts)
             found = dispatch.paged_attention(q[rows], k_pages, v_pages, alone, block_length, scale)
             assert torch.equal(found, whole[rows])
 

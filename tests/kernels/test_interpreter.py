@@ -14,11 +14,7 @@ def test_kernels_equal_their_twins_under_the_interpreter(cases):
     here = Path(__file__)
     options = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    done = subprocess.run(
-        [sys.executable, *options, here.with_name("interpreted.py")],
-        cwd=here.parents[2],
-        env={**ours, "TRITON_INTERPRET": "1", "DLM_KERNEL_CASES": str(cases)},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, *options, here.with_name("interpreted.py")]
+    ours |= {"TRITON_INTERPRET": "1", "DLM_KERNEL_CASES": str(cases)}
+    done = subprocess.run(command, cwd=here.parents[2], env=ours, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

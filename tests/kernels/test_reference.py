@@ -47,12 +47,9 @@ def test_a_span_gives_the_same_alone_and_in_a_crowd():
     starts, block_lengths = crowd.spans.starts.tolist(), crowd.spans.block_lengths
     for i in range(len(crowd.spans)):
         rows = slice(starts[i], starts[i + 1])
-        alone = Spans.of(
-            [crowd.spans.positions[rows].tolist()],
-            crowd.spans.visible[i : i + 1].tolist(),
-            [crowd.spans.tables[i].tolist()],
-            block_lengths=None if block_lengths is None else block_lengths[i : i + 1].tolist(),
-        )
+        own = None if block_lengths is None else block_lengths[i : i + 1].tolist()
+        given = [crowd.spans.positions[rows].tolist()], [int(crowd.spans.visible[i])], [crowd.spans.tables[i].tolist()]
+        alone = Spans.of(*given, block_lengths=own)
         q, k_pages, v_pages, _, block_length, scale = crowd.arguments
         found = reference.paged_attention(q[rows], k_pages, v_pages, alone, block_length, scale)
         assert torch.equal(found, whole[rows])
@@ -115,15 +112,39 @@ def test_confidence(mask_id, keep_mask, temperature):
     assert torch.equal(found.first, signals.top[0][:, 0]) and torch.equal(found.second, signals.top[0][:, 1])
 
 
-def test_broken_rows_are_told_apart():
-    x = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
-    x[1, 4], x[2, 5], x[3] = float("nan"), float("inf"), float("-inf")
-    x[4] = float("-inf")
-    x[4, 9] = 1.0  # the mask alone is finite: nothing to choose
-    found = reference.confidence(x, mask_id=9, keep_mask=True)
-    assert found.finite.tolist() == [True, False, False, False, False, True]
-
-
 def test_a_vocabulary_of_one():
     found = reference.confidence(torch.tensor([[2.0]]), mask_id=None)
     assert (found.token.item(), found.first.item(), found.second.item(), found.entropy.item()) == (0, 1.0, 0.0, 0.0)
+
+
+def test_spans_of_lists():
+    spans = Spans.of([[3, 5, 6], [], [0]], [7, 2, 0], [[4, 1], [2], []])
+    assert len(spans) == 3 and (spans.max_queries, spans.max_visible) == (3, 7)
+    assert spans.starts.tolist() == [0, 3, 3, 4] and spans.positions.tolist() == [3, 5, 6, 0]
+    assert spans.tables.shape == (3, 2) and spans.tables[0].tolist() == [4, 1]
+    assert {x.dtype for x in (spans.starts, spans.positions, spans.visible, spans.tables)} == {torch.int32}
+
+
+def test_no_spans_at_all():
+    spans = Spans.of([], [], [])
+    assert len(spans) == 0 and spans.starts.tolist() == [0] and spans.reads(None, 4) == []
+
+
+def test_reads_leave_out_spans_with_nothing_to_do_and_are_made_once():
+    spans = Spans.of([[3, 5], [], [0]], [7, 2, 0], [[4, 5], [2], []])
+    (read,) = spans.reads(None, 4)
+    assert (read.rows, read.seen, read.pages, read.mask) == (slice(0, 2), 7, slice(4, 6), None)
+    assert spans.reads(None, 4) is spans.reads(None, 4)
+
+
+def test_reads_end_where_no_row_sees_further():
+    spans = Spans.of([[3, 5]], [16], [[9, 2, 7, 4]])
+    (causal,) = spans.reads(1, 4)
+    assert causal.seen == 6 and causal.pages.tolist() == [9, 2] and causal.mask.sum(-1).tolist() == [4, 6]
+    (blocks,) = spans.reads(8, 4)
+    assert blocks.seen == 8 and blocks.mask is None
+
+
+def test_each_span_may_have_a_block_length_of_its_own():
+    spans = Spans.of([[1], [1]], [8, 8], [[0, 1], [2, 3]], block_lengths=[0, 2])
+    assert [read.seen for read in spans.reads(None, 4)] == [8, 2]

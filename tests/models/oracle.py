@@ -10,40 +10,14 @@ from safetensors.numpy import load_file
 
 Array = NDArray[np.float64]
 
-QWEN = {
-    "embed": "model.embed_tokens.weight",
-    "layer": "model.layers.{}.",
-    "norm1": "input_layernorm",
-    "norm2": "post_attention_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-    "norm": "model.norm.weight",
-    "head": "lm_head.weight",
-}
-LLADA = {
-    "embed": "model.transformer.wte.weight",
-    "layer": "model.transformer.blocks.{}.",
-    "norm1": "attn_norm",
-    "norm2": "ff_norm",
-    "q": "q_proj",
-    "k": "k_proj",
-    "v": "v_proj",
-    "o": "attn_out",
-    "q_norm": "-",
-    "k_norm": "-",
-    "gate": "ff_proj",
-    "up": "up_proj",
-    "down": "ff_out",
-    "norm": "model.transformer.ln_f.weight",
-    "head": "model.transformer.ff_out.weight",
-}
+QWEN = {"embed": "model.embed_tokens.weight", "layer": "model.layers.{}.", "norm1": "input_layernorm"}
+QWEN |= {"norm2": "post_attention_layernorm", "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj"}
+QWEN |= {"o": "self_attn.o_proj", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "gate": "mlp.gate_proj"}
+QWEN |= {"up": "mlp.up_proj", "down": "mlp.down_proj", "norm": "model.norm.weight", "head": "lm_head.weight"}
+LLADA = {"embed": "model.transformer.wte.weight", "layer": "model.transformer.blocks.{}.", "norm1": "attn_norm"}
+LLADA |= {"norm2": "ff_norm", "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "attn_out", "q_norm": "-"}
+LLADA |= {"k_norm": "-", "gate": "ff_proj", "up": "up_proj", "down": "ff_out", "norm": "model.transformer.ln_f.weight"}
+LLADA |= {"head": "model.transformer.ff_out.weight"}
 LLADA2 = QWEN | {
     "embed": "model.word_embeddings.weight",
     "qkv": "attention.query_key_value",

@@ -1,5 +1,3 @@
-"""LoRA against its formula, alone in a folder, merged and beside packed or quantised weights."""
-
 import importlib.util
 import json
 import subprocess
@@ -10,9 +8,10 @@ import torch
 
 import dlm
 from dlm.errors import UserError
-from dlm.models import LM, ModelConfig, Transformer, adapters
+from dlm.models import LM, ModelConfig, Transformer, adapters, loading
 from dlm.models.packing import pack
 from dlm.models.quantise import is_quantised, quantise, require, shapes
+from tests.refusals import refused
 
 from .tiny import near
 
@@ -34,13 +33,8 @@ needs_bitsandbytes = pytest.mark.skipif(not quantises("nf4"), reason="needs a bi
 
 
 def model(**shape) -> LM:
-    size = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "head_dim": 16,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-    }
+    size = {"hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16, "num_attention_heads": 4}
+    size |= {"intermediate_size": 64}
     config = ModelConfig.model_validate({"vocab_size": 40, "mask_token_id": 39, **size, **shape})
     network = Transformer(config)
     network.initialise(torch.Generator().manual_seed(0))
@@ -58,6 +52,16 @@ def stir(network: Transformer) -> None:
 @torch.no_grad()
 def logits(network: Transformer) -> torch.Tensor:
     return network(IDS)
+
+
+def adapted(folder) -> LM:
+    """A model with an adapter, its base in `folder`/base and the adapter in `folder`/adapter."""
+    lm = model()
+    lm.save(folder / "base")
+    adapters.attach(lm.network, 4, 8.0, base=str(folder / "base"))
+    stir(lm.network)
+    lm.save(folder / "adapter")
+    return lm
 
 
 def test_a_new_adapter_changes_nothing_and_is_all_that_trains():
@@ -89,11 +93,7 @@ def test_an_adapter_adds_alpha_over_r_times_b_a(packed):
 
 
 def test_an_adapter_is_saved_alone_and_brings_its_base_along(tmp_path):
-    lm = model()
-    lm.save(tmp_path / "base")
-    adapters.attach(lm.network, 4, 8.0, base=str(tmp_path / "base"))
-    stir(lm.network)
-    lm.save(tmp_path / "adapter")
+    lm = adapted(tmp_path)
     assert not list((tmp_path / "adapter").glob("model*.safetensors"))
     apart = dlm.load(tmp_path / "adapter", merge=False)
     merged = dlm.load(tmp_path / "base", adapter=tmp_path / "adapter")
@@ -111,11 +111,7 @@ def test_peft_itself_reads_the_folder(tmp_path):
 
     from dlm.models.hf import wrap
 
-    lm = model()
-    lm.save(tmp_path / "base")
-    adapters.attach(lm.network, 4, 8.0, base=str(tmp_path / "base"))
-    stir(lm.network)
-    lm.save(tmp_path / "adapter")
+    lm = adapted(tmp_path)
     theirs = PeftModel.from_pretrained(wrap(dlm.load(tmp_path / "base")), tmp_path / "adapter").eval()
     with torch.no_grad():
         torch.testing.assert_close(theirs(IDS).logits, logits(lm.network))
@@ -126,28 +122,22 @@ def test_what_does_not_fit_says_so(tmp_path):
     lm.save(tmp_path / "base")
     with pytest.raises(UserError, match=r"adapter\.targets: .*this network's linear layers are down_proj, gate_proj"):
         adapters.attach(model().network, 4, 8.0, targets=("query",))
-    with pytest.raises(UserError, match=r"has no adapter_config\.json"):
-        dlm.load(tmp_path / "base", adapter=tmp_path / "base")
+    refused(r"has no adapter_config\.json", dlm.load, tmp_path / "base", adapter=tmp_path / "base")
     adapters.attach(lm.network, 4, 8.0)
     lm.save(tmp_path / "adapter")
-    with pytest.raises(UserError, match="adapter of an unnamed model"):
-        dlm.load(tmp_path / "adapter")
+    refused("adapter of an unnamed model", dlm.load, tmp_path / "adapter")
     model(hidden_size=32).save(tmp_path / "narrow")
-    with pytest.raises(UserError, match="does not fit"):
-        dlm.load(tmp_path / "narrow", adapter=tmp_path / "adapter")
+    refused("does not fit", dlm.load, tmp_path / "narrow", adapter=tmp_path / "adapter")
     settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({**settings, "peft_type": "IA3"}))
-    with pytest.raises(UserError, match="is of type IA3; only LORA"):
-        dlm.load(tmp_path / "base", adapter=tmp_path / "adapter")
+    refused("is of type IA3; only LORA", dlm.load, tmp_path / "base", adapter=tmp_path / "adapter")
 
 
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UserError, match=r"adapters need peft: pip install 'dlm\[qlora\]'"):
-        adapters.attach(model().network, 4, 8.0)
+    refused(r"adapters need peft: pip install 'dlm\[qlora\]'", adapters.attach, model().network, 4, 8.0)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(UserError, match=r"nf4 needs bitsandbytes: pip install 'dlm\[qlora\]'"):
-        dlm.load("pico", quantize="nf4")
+    refused(r"nf4 needs bitsandbytes: pip install 'dlm\[qlora\]'", dlm.load, "pico", quantize="nf4")
 
 
 @needs_bitsandbytes
@@ -158,8 +148,7 @@ def test_a_bitsandbytes_that_cannot_run_here_is_told(monkeypatch):
         raise NotImplementedError("no kernel")
 
     monkeypatch.setattr(bitsandbytes.nn.Linear4bit, "forward", fail)
-    with pytest.raises(UserError, match=r"cannot do nf4 on cpu \(no kernel\); upgrade it, use a CUDA device"):
-        require("nf4", CPU)
+    refused(r"cannot do nf4 on cpu \(no kernel\); upgrade it, use a CUDA device", require, "nf4", CPU)
 
 
 @pytest.fixture(params=[False, True], ids=["plain CPU", "AVX512-BF16"])
@@ -202,8 +191,6 @@ def test_a_validation_changes_no_gradient_of_the_training_after_it(cpu_kind):
 def test_the_shapes_of_a_network_are_tried_before_its_weights_are_read(tmp_path, monkeypatch):
     import bitsandbytes
 
-    from dlm.models import loading
-
     def fail(self, x):
         assert self.out_features % 32 == 0, "N must be divisible by block_n"
         return x
@@ -212,15 +199,12 @@ def test_the_shapes_of_a_network_are_tried_before_its_weights_are_read(tmp_path,
     fits, odd = model().config, model(intermediate_size=72).config
     assert shapes(odd) == [(64, 64), (72, 64), (64, 72)]
     assert require("nf4", CPU, fits) is bitsandbytes
-    message = (
-        r"for a matrix of 72 rows and 64 columns, which this model has \(N must be divisible by block_n\); upgrade"
-    )
-    with pytest.raises(UserError, match=message):
-        require("nf4", CPU, odd)
+    why = r"\(N must be divisible by block_n\); upgrade"
+    message = f"for a matrix of 72 rows and 64 columns, which this model has {why}"
+    refused(message, require, "nf4", CPU, odd)
     model(intermediate_size=72).save(tmp_path)
     monkeypatch.setattr(loading, "read_network", None)
-    with pytest.raises(UserError, match=message):
-        dlm.load(tmp_path, quantize="nf4")
+    refused(message, dlm.load, tmp_path, quantize="nf4")
 
 
 @needs_bitsandbytes
@@ -249,8 +233,7 @@ def test_quantised_weights_are_small_and_near(tmp_path, kind, bits, close):
     assert 0 < error < close
     pack(small.network)
     assert is_quantised(small.network) and len(dlm.generate(small, [[1, 2]], gen_length=4)[0].tokens) <= 4
-    with pytest.raises(UserError, match="is quantised, which no family's layout can say"):
-        small.save(tmp_path / "packed")
+    refused("is quantised, which no family's layout can say", small.save, tmp_path / "packed")
 
 
 @needs_bitsandbytes
@@ -268,5 +251,4 @@ def test_merging_into_quantised_weights_keeps_the_logits():
 @needs_bitsandbytes
 def test_stacked_experts_are_not_quantised():
     moe = {"num_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 8}
-    with pytest.raises(UserError, match="experts are stacked"):
-        quantise(model(moe=moe).network, "nf4", CPU)
+    refused("experts are stacked", quantise, model(moe=moe).network, "nf4", CPU)

@@ -1,14 +1,11 @@
-"""The wrapper for transformers' ecosystem: Auto classes there and back, labels, checkpointing, adapters."""
-
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from dlm import UserError
 from dlm.models import load
+from tests.refusals import refused
 
 from . import tiny
 
@@ -16,25 +13,26 @@ hf = pytest.importorskip("dlm.models.hf")
 
 
 @pytest.mark.parametrize("case", ["dlm-moe", "Dream"])
-def test_weights_begin_where_torch_allocates_however_they_are_read(case: str, tmp_path: Path) -> None:
+def test_weights_begin_where_torch_allocates_however_they_are_read(case, tmp_path):
     from transformers import AutoModelForMaskedLM
 
     tiny.model(case).save(tmp_path)
     theirs = AutoModelForMaskedLM.from_pretrained(tmp_path).network
     for network in (load(tmp_path, device="cpu").network, theirs):
         assert {tensor.data_ptr() % 64 for tensor in network.state_dict().values()} == {0}
-    assert all(
-        torch.equal(a, b) for a, b in zip(theirs.parameters(), tiny.model(case).network.parameters(), strict=True)
-    )
+    ours = tiny.model(case).network
+    assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    "case", ["dlm", "dlm-moe", "dlm-learned", "llada", "llada-gqa", "Dream", "sdar", "Fast_dLLM_Qwen"]
-)
-def test_auto_classes_there_and_back(case: str, tmp_path: Path) -> None:
+STRETCHED = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}}
+CASES = {case: {} for case in ("dlm", "dlm-moe", "dlm-learned", "llada", "llada-gqa", "sdar", "Fast_dLLM_Qwen")}
+
+
+@pytest.mark.parametrize(("case", "fields"), [*CASES.items(), ("Dream", {}), ("Dream", STRETCHED)], ids=str)
+def test_auto_classes_there_and_back(case, fields, tmp_path):
     from transformers import AutoConfig, AutoModelForMaskedLM
 
-    lm, ids = tiny.model(case), tiny.tokens()
+    lm, ids = tiny.model(case, **fields), tiny.tokens()
     lm.save(tmp_path / "a")
     assert AutoConfig.from_pretrained(tmp_path / "a").shape() == lm.config
     model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "a", output_loading_info=True)
@@ -51,21 +49,7 @@ def test_auto_classes_there_and_back(case: str, tmp_path: Path) -> None:
     assert back.settings["architectures"] == [type(model).__name__]
 
 
-def test_rope_scaling_survives(tmp_path: Path) -> None:
-    from transformers import AutoModel
-
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
-    lm, ids = tiny.model("Dream", rope_scaling=scaling), tiny.tokens()
-    lm.save(tmp_path / "a")
-    model = AutoModel.from_pretrained(tmp_path / "a")
-    model.save_pretrained(tmp_path / "b")
-    with torch.no_grad():
-        tiny.near(model(ids).logits, lm.network(ids))
-        back = load(tmp_path / "b", dtype="float32", device="cpu")
-        tiny.near(back.network(ids), lm.network(ids))
-
-
-def test_device_map_and_dtype(tmp_path: Path) -> None:
+def test_device_map_and_dtype(tmp_path):
     from transformers import AutoModel
 
     tiny.model("dlm").save(tmp_path)
@@ -77,7 +61,7 @@ def test_device_map_and_dtype(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["dlm", "Dream"])
-def test_loss_of_labels(case: str) -> None:
+def test_loss_of_labels(case):
     lm, ids = tiny.model(case), tiny.tokens()
     model = hf.wrap(lm)
     labels = torch.where(ids == 40, torch.full_like(ids, 5), -100)
@@ -91,7 +75,7 @@ def test_loss_of_labels(case: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
-def test_wrapped_models_share_weights_and_train() -> None:
+def test_wrapped_models_share_weights_and_train():
     lm, ids = tiny.model("llada2_moe"), tiny.tokens()
     model = hf.wrap(lm)  # its checkpoints are read by dlm.load only: here it is a dlm
     assert model.config.model_type == "dlm"
@@ -101,18 +85,17 @@ def test_wrapped_models_share_weights_and_train() -> None:
     model.train()
     model(ids, labels=ids).loss.backward()
     assert lm.network.embed.weight.grad is not None
-    with pytest.raises(UserError, match="Linear holds no dlm network"):
-        hf.unwrap(torch.nn.Linear(1, 1))
+    refused("Linear holds no dlm network", hf.unwrap, torch.nn.Linear(1, 1))
 
 
-def test_from_scratch_is_initialised() -> None:
+def test_from_scratch_is_initialised():
     model = hf.DLMForMaskedLM(hf.DLMConfig(**tiny.config("dlm").model_dump()))
     assert abs(model.network.embed.weight.std() - 0.3) < 0.02
     assert (model.network.norm.weight == 1).all()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lora(tmp_path: Path) -> None:
+def test_lora(tmp_path):
     peft = pytest.importorskip("peft")
     lm, ids = tiny.model("llada"), tiny.tokens()
     recipe = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "gate_proj"], init_lora_weights=False)

@@ -1,5 +1,3 @@
-"""The model as users hold it: moved to a dtype or a device, and refused where something else stands for it."""
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +9,14 @@ from dlm import UserError
 from dlm.evaluation.bound import measure_bound
 from dlm.evaluation.infill import evaluate_infill
 from dlm.evaluation.sudoku import evaluate_sudoku
-from dlm.models import convert, save
+from dlm.models import convert, finding, save
 from dlm.models.packing import pack
+from tests.refusals import refused
 
 from . import tiny
 
 
-def test_a_model_moves_in_place_and_comes_back() -> None:
+def test_a_model_moves_in_place_and_comes_back():
     lm, ids = tiny.model("dlm-moe"), tiny.tokens()
     pack(lm.network)
     with torch.no_grad():
@@ -34,21 +33,18 @@ def test_a_model_moves_in_place_and_comes_back() -> None:
     assert lm.to() is lm
 
 
-def test_what_cannot_be_moved_says_so() -> None:
+def test_what_cannot_be_moved_says_so():
     lm = tiny.model("dlm")
     for target in ("int8", torch.int8, "warp", "meta", "cuda:99"):
-        with pytest.raises(UserError, match=r"dtype=|device="):
-            lm.to(target)
+        refused(r"dtype=|device=", lm.to, target)
     lm.network.layers[0].mlp.up_proj.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
-    with pytest.raises(UserError, match=r"quantised.*load it again with dtype='bfloat16'"):
-        lm.to("bfloat16")
+    refused(r"quantised.*load it again with dtype='bfloat16'", lm.to, "bfloat16")
     assert lm.to("float32") is lm
     lm = tiny.model("dlm")
     lm.network.group = SimpleNamespace()  # type: ignore[assignment]
     assert lm.to(lm.device) is lm
     if torch.cuda.is_available():
-        with pytest.raises(UserError, match="split over several processes"):
-            lm.to("cuda" if lm.device.type == "cpu" else "cpu")
+        refused("split over several processes", lm.to, "cuda" if lm.device.type == "cpu" else "cpu")
 
 
 CALLS = {
@@ -69,17 +65,57 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_name_is_no_model(call) -> None:
+def test_a_name_is_no_model(call):
     for name in ("pico", Path("pico")):
-        with pytest.raises(UserError, match=r'dlm\.load\("pico"\)'):
-            call(name)
-    with pytest.raises(UserError, match="expected a loaded model, not None"):
-        call(None)
+        refused(r'dlm\.load\("pico"\)', call, name)
+    refused("expected a loaded model, not None", call, None)
 
 
-def test_other_things_say_how_they_become_a_model() -> None:
+def test_other_things_say_how_they_become_a_model():
     network = tiny.model("dlm").network
     with pytest.raises(UserError, match=r"dlm\.LM\(network, tokenizer\)"):
         dlm.generate(network, ["x"])  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"hf\.unwrap"):
         dlm.generate(torch.nn.Linear(1, 1), ["x"])  # type: ignore[arg-type]
+
+
+def test_a_misspelt_local_folder_is_no_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(finding, "_download", lambda *_: pytest.fail("the hub was asked"))
+    for name in ("first", "second", "typo-2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    refused(r"'runs/typo': no such folder; did you mean runs/typo-2\?", dlm.load, "runs/typo")
+    refused(r"no such folder; runs has first, second, typo-2", dlm.load, "runs/xyz")
+    refused(r"no such folder; did you mean runs/first\?", dlm.load, "runs/firts/epoch-1")
+    refused(r"no such folder.*bundled models", dlm.load, "runs-2/")
+
+
+def test_what_names_an_owner_beside_a_folder_of_that_name_is_found_by_its_revision(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner").mkdir()
+    asked = []
+    monkeypatch.setattr(finding, "_download", lambda *given: asked.append(given) or tmp_path)
+    refused("revision", finding.find, "owner/model")
+    assert finding.find("owner/model", "main") == tmp_path
+    assert [given[:2] for given in asked] == [("owner/model", "main")]
+
+
+@pytest.mark.parametrize("name", ["x" * 5000 + "/y", "\0/a", "~nobody-has-this-name/x", None, 3, ["pico"]])
+def test_names_that_no_file_system_takes(name):
+    with pytest.raises(UserError):
+        dlm.load(name)  # type: ignore[arg-type]
+
+
+def test_the_bundled_models_are_listed_with_what_they_are():
+    there = dlm.available()
+    assert list(there) == ["pico", "sudoku"]
+    assert all(there.values())
+    assert "Python" in there["pico"]
+
+
+def test_a_card_gives_its_first_sentence(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "README.md").write_text("---\nx: y\n---\n\n# a\n\nIt is v1.5 of a. More.\n")
+    monkeypatch.setattr(finding, "bundled", lambda: {"a": tmp_path / "a", "b": tmp_path / "b"})
+    assert dlm.available() == {"a": "It is v1.5 of a.", "b": ""}

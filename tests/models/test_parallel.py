@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import dlm
-from dlm.errors import UserError
 from dlm.models.parallel import check_divisible
 from tests.inference.tiny import tiny_lm
+from tests.refusals import refused
 
 SCRIPT = """
 import json, sys, torch, dlm
@@ -31,9 +31,7 @@ def test_two_processes_that_share_the_layers_give_the_tokens_of_one(tmp_path, fi
     tiny_lm(**fields).save(tmp_path / "model")
     (tmp_path / "run.py").write_text(SCRIPT)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "run.py", "model"]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
-    )
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     tokens, held, kv_heads = json.loads(done.stdout.strip().splitlines()[-1])
     lm = dlm.load(tmp_path / "model", device="cpu")
@@ -45,12 +43,10 @@ def test_two_processes_that_share_the_layers_give_the_tokens_of_one(tmp_path, fi
 
 
 def test_what_cannot_be_split_is_refused_with_the_numbers():
-    with pytest.raises(UserError, match="tensor_parallel = 3 does not divide num_key_value_heads = 2"):
-        check_divisible(tiny_lm().config, 3)
+    refused("tensor_parallel = 3 does not divide num_key_value_heads = 2", check_divisible, tiny_lm().config, 3)
 
 
 def test_too_few_processes_are_refused_with_the_command(tmp_path):
     tiny_lm().save(tmp_path / "model")
-    with pytest.raises(UserError, match="torchrun --nproc-per-node 2"):
-        dlm.load(tmp_path / "model", device="cpu", tensor_parallel=2)
+    refused("torchrun --nproc-per-node 2", dlm.load, tmp_path / "model", device="cpu", tensor_parallel=2)
     assert not torch.distributed.is_initialized()

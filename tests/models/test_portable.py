@@ -1,5 +1,3 @@
-"""Folders that transformers alone reads: the modelling code that goes along with a checkpoint of family `dlm`."""
-
 import ast
 import inspect
 import json
@@ -16,19 +14,15 @@ import torch.nn.functional as F
 import dlm
 from dlm import LM
 from dlm.models import AttentionSpec, ModelConfig, MoEConfig, convert, load, portable
+from tests.refusals import refused
 
 from . import tiny
 from .test_converting import letters
 
 CODE = Path(portable.__file__).parent
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8,
-}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8}
 
 
 def converted(case: str, *kind: Any) -> LM:
@@ -74,7 +68,7 @@ def alone(models: dict[str, LM], tmp_path_factory: pytest.TempPathFactory) -> tu
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_same_logits_without_dlm(name: str, models: dict[str, LM], alone: tuple[Path, dict[str, Any]]) -> None:
+def test_same_logits_without_dlm(name, models, alone):
     lm, found = models[name], alone[1][name]
     ids, network = found["ids"], lm.network
     valid = torch.ones_like(ids, dtype=torch.bool)
@@ -103,9 +97,7 @@ def close(theirs: torch.Tensor, ours: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_transformers_saves_is_read_by_both(
-    name: str, models: dict[str, LM], alone: tuple[Path, dict[str, Any]]
-) -> None:
+def test_what_transformers_saves_is_read_by_both(name, models, alone):
     home, found = alone
     lm, again = models[name], home / "again" / name
     assert {path.name for path in again.glob("*.py")} == set(portable.CODE)
@@ -117,14 +109,14 @@ def test_what_transformers_saves_is_read_by_both(
             close(back.network(found[name]["ids"]), lm.network(found[name]["ids"]))
 
 
-def test_half_precision_keeps_the_choice_of_experts(alone: tuple[Path, dict[str, Any]]) -> None:
+def test_half_precision_keeps_the_choice_of_experts(alone):
     kinds = alone[1]["mixture"]["dtypes"]
     assert kinds.pop("model.layers.1.mlp.router.bias") == "torch.float32"
     assert set(kinds.values()) == {"torch.bfloat16"}
     assert all(entry["half"].isfinite().all() for entry in alone[1].values())
 
 
-def test_the_chat_template_gives_the_same_ids(models: dict[str, LM], alone: tuple[Path, dict[str, Any]]) -> None:
+def test_the_chat_template_gives_the_same_ids(models, alone):
     lm, found = models["pico"], alone[1]["pico"]
     chat = [{"role": "user", "content": " a [MASK] of\n x=1\n"}, {"role": "assistant", "content": "ok"}]
     assert found["mask"] == lm.mask_id
@@ -134,7 +126,7 @@ def test_the_chat_template_gives_the_same_ids(models: dict[str, LM], alone: tupl
     assert load(alone[0] / "again" / "pico", device="cpu").chat(chat) == lm.chat(chat)
 
 
-def test_the_code_needs_torch_and_transformers_only() -> None:
+def test_the_code_needs_torch_and_transformers_only():
     for name in portable.CODE:
         tree = ast.parse((CODE / name).read_text("utf-8"))
         roots = {alias.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
@@ -144,22 +136,21 @@ def test_the_code_needs_torch_and_transformers_only() -> None:
         assert local <= {"configuration_dlm"}
 
 
-def test_the_code_knows_every_setting_of_a_network() -> None:
-    from dlm.models.portable.configuration_dlm import DLMConfig
+def test_the_code_knows_every_setting_of_a_network():
+    from dlm.models.portable.configuration_dlm import DEFAULTS, DLMConfig
     from dlm.models.portable.modeling_dlm import DLMForMaskedLM
 
-    inherited = {"model_type", "eos_token_id", "pad_token_id"}
-    assert set(ModelConfig.model_fields) - inherited <= set(inspect.signature(DLMConfig.__init__).parameters)
+    inherited = {"model_type", "eos_token_id", "pad_token_id", "tie_word_embeddings"}
+    assert set(ModelConfig.model_fields) - inherited == {*DEFAULTS, "rope_theta", "rope_scaling"}
     text = inspect.getsource(sys.modules[DLMForMaskedLM.__module__])
     assert [key for key in MoEConfig.model_fields if f'"{key}"' not in text] == []
     with pytest.raises(ValueError, match="attention='both' is not known; use one of bidirectional, causal"):
         DLMConfig(attention="both")
-    with pytest.raises(ValueError, match="needs block_length"):
-        DLMConfig(attention="block_causal")
+    refused("needs block_length", DLMConfig, attention="block_causal", error=ValueError)
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
-def test_it_trains_from_scratch_and_with_recomputed_layers() -> None:
+def test_it_trains_from_scratch_and_with_recomputed_layers():
     from dlm.models.portable.configuration_dlm import DLMConfig
     from dlm.models.portable.modeling_dlm import DLMForMaskedLM
 
@@ -175,14 +166,13 @@ def test_it_trains_from_scratch_and_with_recomputed_layers() -> None:
     for name, parameter in model.named_parameters():
         if name in plain:
             torch.testing.assert_close(parameter.grad, plain[name], rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
-        model()
+    refused("either input_ids or inputs_embeds", model, error=ValueError)
     with pytest.raises(ValueError, match=r"attention_mask of shape \(1, 11\) should be \(2, 11\)"):
         model(ids, attention_mask=torch.ones(1, 11))
     assert isinstance(model(ids, return_dict=False), tuple)
 
 
-def test_loading_runs_no_code_of_a_folder(tmp_path: Path) -> None:
+def test_loading_runs_no_code_of_a_folder(tmp_path):
     dlm.save(tiny.model("dlm"), tmp_path / "m")
     trap = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
     for name in portable.CODE:
@@ -196,7 +186,7 @@ def test_loading_runs_no_code_of_a_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_with_dlm_installed_its_own_class_reads_the_folder(tmp_path: Path) -> None:
+def test_with_dlm_installed_its_own_class_reads_the_folder(tmp_path):
     pytest.importorskip("dlm.models.hf")
     from transformers import AutoModel
 

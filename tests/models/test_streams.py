@@ -8,6 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from dlm.models.attention import AttentionSpec
 from dlm.models.streams import SMALLEST_HEAD, block_mask, dense_mask, flex_attend, visibility
 from tests.diffusion.enumeration import tiny_network
+from tests.refusals import refused
 
 SHAPES = [(8, 2), (7, 3), (6, 6), (5, 1), (4, 9)]
 
@@ -85,5 +86,4 @@ def test_the_state_that_predicts_a_position(shifted, block_length):
 
 
 def test_two_streams_need_a_block_length():
-    with pytest.raises(ValueError, match="two_stream attention needs block_length"):
-        AttentionSpec("two_stream")
+    refused("two_stream attention needs block_length", AttentionSpec, "two_stream", error=ValueError)

@@ -1,7 +1,6 @@
 """qwen2, qwen3 and llama against transformers, in both directions."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,24 +11,10 @@ from dlm.models import load
 
 from . import tiny
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 40,
-    "initializer_range": 0.3,
-    "rms_norm_eps": 1e-5,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8,
-    "rope_theta": 5e5,
-}
+SHAPE: dict[str, Any] = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "intermediate_size": 40, "initializer_range": 0.3, "rms_norm_eps": 1e-5}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8, "rope_theta": 5e5}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 1e4}
 CASES = [
     ("qwen2", {}),
@@ -56,7 +41,7 @@ def build(family: str, settings: dict) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("family", "settings"), CASES, ids=str)
-def test_there_and_back(family: str, settings: dict, tmp_path: Path) -> None:
+def test_there_and_back(family, settings, tmp_path):
     from transformers import AutoModelForCausalLM
 
     theirs, ids = build(family, settings), tiny.tokens()
@@ -73,16 +58,3 @@ def test_there_and_back(family: str, settings: dict, tmp_path: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     hub = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert (hub["model_type"], hub["architectures"]) == (family, [type(theirs).__name__])
-
-
-@pytest.mark.parametrize("case", ["qwen2", "qwen3", "llama"])
-def test_ours_from_scratch_is_theirs(case: str, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    lm, ids = tiny.model(case), tiny.tokens()
-    lm.save(tmp_path)
-    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(ids).logits, lm.network(ids), rtol=1e-5, atol=1e-5)

@@ -12,19 +12,12 @@ from pathlib import Path
 sys.modules["dlm"] = None  # type: ignore[assignment]
 
 import torch  # noqa: E402
-from transformers import (  # noqa: E402
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer  # noqa: E402
 
 folders, ids, out = Path(sys.argv[1]), torch.load(sys.argv[2]), Path(sys.argv[3])
 found = {}
-for folder, auto in zip(
-    sorted(folders.iterdir()), cycle((AutoModel, AutoModelForMaskedLM, AutoModelForCausalLM)), strict=False
-):
+classes = cycle((AutoModel, AutoModelForMaskedLM, AutoModelForCausalLM))
+for folder, auto in zip(sorted(folders.iterdir()), classes, strict=False):
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     model, report = auto.from_pretrained(folder, trust_remote_code=True, output_loading_info=True, dtype=torch.float32)
     model.eval()
@@ -34,19 +27,11 @@ for folder, auto in zip(
     valid[1, -3:] = 0
     with torch.no_grad():
         full = model(mine, labels=labels, output_hidden_states=True)
-        entry = {
-            "class": type(model).__name__,
-            "odd": [str(name) for kind in report.values() for name in kind],
-            "ids": mine,
-            "labels": labels,
-            "logits": full.logits,
-            "loss": full.loss,
-            "hidden": list(full.hidden_states),
-            "padded": model(mine, attention_mask=valid).logits,
-            "left": model(mine, attention_mask=valid.flip(1)).logits,
-            "placed": model(mine, position_ids=torch.arange(3, 3 + mine.shape[1])[None]).logits,
-            "dtypes": {},
-        }
+        entry = {"class": type(model).__name__, "odd": [str(name) for kind in report.values() for name in kind]}
+        entry |= {"ids": mine, "labels": labels, "logits": full.logits, "loss": full.loss}
+        entry |= {"hidden": list(full.hidden_states), "padded": model(mine, attention_mask=valid).logits}
+        entry |= {"left": model(mine, attention_mask=valid.flip(1)).logits}
+        entry |= {"placed": model(mine, position_ids=torch.arange(3, 3 + mine.shape[1])[None]).logits, "dtypes": {}}
     model.save_pretrained(out.parent / "again" / folder.name)
     half = auto.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16)
     entry["half"] = half(mine).logits.detach()

@@ -1,5 +1,3 @@
-"""A store in a folder of its own, closed in the end."""
-
 from collections.abc import Iterator
 
 import numpy as np

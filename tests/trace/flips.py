@@ -9,7 +9,6 @@ nothing where something is missing or unreadable. Slow: any of these takes longe
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import random
 import sys
@@ -22,9 +21,9 @@ from typing import Any
 
 from dlm.errors import UserError
 from dlm.trace import TraceStore
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
 from tests.trace.conftest import PIECES
-from tests.trace.worker import made
+from tests.trace.worker import given, made, summed
 
 SLOW = 5.0  # seconds of CPU time: on a busy machine, too, a walk without end is told from a slow one
 STUCK = 300.0  # seconds by the clock
@@ -136,22 +135,10 @@ def flips(folder: Path, count: int, seed: int) -> Flips:
     return done
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flips", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    started = time.monotonic()
+if __name__ == "__main__":
+    options = given(__doc__, flips=5000, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         done = flips(Path(folder), options.flips, options.seed)
-    for line in done.log[:20]:
-        print(line)
     print(dict(sorted(done.seen.items())))
-    counts = ", ".join(f"{done.faults[kind]} {kind}" for kind in ("wrong", "slow"))
-    took = f"{time.monotonic() - started:.0f} s, the longest call {done.longest:.2f} s"
-    print(f"{options.flips} flips of {len(done.content):,} bytes, seed {options.seed}, {took}: {counts}")
-    return 1 if done.faults else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    print(f"{options.flips} flips of {len(done.content):,} bytes, seed {options.seed}, longest {done.longest:.2f} s:")
+    raise SystemExit(summed(done, "wrong", "slow"))

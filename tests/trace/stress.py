@@ -11,7 +11,6 @@ hanging (no answer in two minutes).
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import tempfile
@@ -22,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from dlm.trace import TraceStore
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
 from dlm.trace.reader import TraceReader
-from tests.trace.worker import FEWEST, Worker, known, made, model, proof
+from tests.trace.worker import FEWEST, Worker, given, known, made, model, proof, summed
 
 NAMES, AT_FIRST, KEEP = 60, 40, (46, 43, 40, 37, 37, 14)  # a small store, for many pairs
 OPERATIONS = {"put": 8, "get": 4, "gc": 2, "redact": 2, "recompress": 2, "train_dict": 3}
@@ -77,9 +76,8 @@ class Model:
         elif order["do"] == "gc":
             order["keep"] = rng.choice(KEEP)
         elif order["do"] == "redact":
-            order["names"] = (
-                None if rng.random() < 0.3 or not self.order else rng.sample(self.order, min(4, len(self.order)))
-            )
+            every = rng.random() < 0.3 or not self.order
+            order["names"] = None if every else rng.sample(self.order, min(4, len(self.order)))
         elif order["do"] == "train_dict":
             order["size"] = rng.choice((1024, 4096))
         elif order["do"] == "export":
@@ -183,9 +181,7 @@ class Model:
         end, ever = self.possible(orders, answers)
         for i in (0, 1):
             self.judge(orders[i], answers[i], orders[1 - i], ever)
-        beside = " beside ".join(
-            f"{order} -> {str(answer)[:200]}" for order, answer in zip(orders, answers, strict=True)
-        )
+        beside = " beside ".join(f"{o} -> {str(answer)[:200]}" for o, answer in zip(orders, answers, strict=True))
         found: dict[str, State] = {}
         order = [row.request_id for row in reader.ls()]
         for name in order:
@@ -249,9 +245,7 @@ def stress(folder: Path, pairs: int, seed: int, killed: float = 0.0) -> Model:
             ]
             if "killed" in orders[1] and "killed" not in orders[0]:
                 answers.reverse()
-            workers = [
-                Worker(path) if "killed" in order else worker for worker, order in zip(workers, orders, strict=True)
-            ]
+            workers = [Worker(path) if "killed" in o else w for w, o in zip(workers, orders, strict=True)]
             if None in answers:
                 held.fault("hanging", str(orders))
                 break
@@ -267,23 +261,9 @@ def stress(folder: Path, pairs: int, seed: int, killed: float = 0.0) -> Model:
     return held
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--killed", type=float, default=0.004, help="chance that a process is killed at an operation")
-    options = parser.parse_args()
-    started = time.monotonic()
+if __name__ == "__main__":
+    options = given(__doc__, pairs=20_000, seed=0, killed=0.004)  # the chance that a process is killed at an operation
     with tempfile.TemporaryDirectory() as folder:
         held = stress(Path(folder), options.pairs, options.seed, options.killed)
-    for line in held.log[:20]:
-        print(line)
-    counts = ", ".join(f"{held.faults[kind]} {kind}" for kind in ("lost", "wrong", "undone", "hanging"))
-    print(
-        f"{options.pairs} pairs from two processes, seed {options.seed}, {time.monotonic() - started:.0f} s: {counts}"
-    )
-    return 1 if held.faults else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    print(f"{options.pairs} pairs from two processes, seed {options.seed}, {time.process_time():.0f} s of one:")
+    raise SystemExit(summed(held, "lost", "wrong", "undone", "hanging"))

@@ -29,21 +29,9 @@ class Run:
 
 
 def run(
-    rng: np.random.Generator,
-    length: int,
-    steps: int,
-    *,
-    vocab: int = 32_000,
-    prompt: int = 0,
-    holes: bool = False,
-    grows: bool = False,
-    edits: float = 0.0,
-    remasks: float = 0.0,
-    drafts: float = 0.0,
-    keep: tuple[str, ...] = (),
-    name: str = "r",
-    meta: dict | None = None,
-) -> Run:
+    rng: np.random.Generator, length: int, steps: int, *, vocab=32_000, prompt=0, holes=False, grows=False,
+    edits=0.0, remasks=0.0, drafts=0.0, keep: tuple[str, ...] = (), name="r", meta: dict | None = None,
+) -> Run:  # fmt: skip
     """A denoising of `length` positions in `steps` steps; rates are chances a position has at each step."""
     canvas = np.full(length, MASK_ID, np.int32)
     canvas[:prompt] = rng.integers(4, vocab, prompt)
@@ -70,18 +58,12 @@ def run(
         token = rng.integers(4, vocab, len(positions)).astype(np.int32)
         moves = kind[positions] != REJECT
         canvas[positions[moves]] = np.where(kind[positions] == MASK, MASK_ID, token)[moves]
-        recorder.commit(
-            step,
-            positions,
-            token,
-            kind[positions],
-            confidence=rng.random(len(positions)) if "confidence" in keep else None,
-            topk=(rng.integers(0, vocab, (len(positions), 3)), rng.normal(size=(len(positions), 3)))
-            if "topk" in keep
-            else None,
-            length=size,
-            canvas=canvas[:size],
-        )
+        beside, n = {}, len(positions)
+        if "confidence" in keep:
+            beside["confidence"] = rng.random(n)
+        if "topk" in keep:
+            beside["topk"] = rng.integers(0, vocab, (n, 3)), rng.normal(size=(n, 3))
+        recorder.commit(step, positions, token, kind[positions], length=size, canvas=canvas[:size], **beside)
         canvases.append(canvas[:size].copy())
     return Run(canvases, recorder)
 

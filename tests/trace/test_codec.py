@@ -1,5 +1,3 @@
-"""Records: what goes in comes out, step by step; what was altered does not come out at all."""
-
 import sys
 import tracemalloc
 from collections.abc import Iterator
@@ -9,11 +7,13 @@ import pytest
 import zstandard
 
 from dlm.errors import UserError
-from dlm.trace import codec, columns
+from dlm.trace import TraceStore, codec, columns, from_map
 from dlm.trace.assemble import from_events
-from dlm.trace.codec import CorruptTrace, content, decode, digest, encode
+from dlm.trace.codec import CorruptTrace, content, decode, encode
 from dlm.trace.events import NEVER, SET
+from dlm.trace.facts import digest
 from dlm.trace.trace import Trace
+from tests.refusals import refused
 from tests.trace.synthetic import anything, run
 
 
@@ -114,8 +114,7 @@ def test_a_record_vouches_for_its_id_and_its_context():
     record = encode(made.trace)
     assert decode(record, "r", {"model": "pico"}).meta["model"] == "pico"
     for name, context in (("s", {"model": "pico"}), ("r", {"model": "sudoku"}), ("r", {})):
-        with pytest.raises(CorruptTrace, match="not what was written"):
-            decode(record, name, context)
+        refused("not what was written", decode, record, name, context, error=CorruptTrace)
 
 
 def fuzzed(rng: np.random.Generator):
@@ -167,30 +166,105 @@ def test_a_frame_that_declares_too_much_is_not_unfolded():
     bomb = zstandard.compress(bytes(codec.MAX_CONTENT + 1))
     undeclared = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(2**25))
     for frame in (bomb, undeclared):
-        with pytest.raises(CorruptTrace, match="declares"):
-            decode(bytes((codec.FORMAT,)) + bytes(16) + frame, "r")
+        refused("declares", decode, bytes((codec.FORMAT,)) + bytes(16) + frame, "r", error=CorruptTrace)
 
 
 def test_what_does_not_fit_is_refused_when_written():
     trace = run(np.random.default_rng(7), 3, 1).trace
     trace.num_steps = codec.MAX_STEPS + 1
-    with pytest.raises(UserError, match="steps are more than a record holds"):
-        encode(trace)
+    refused("steps are more than a record holds", encode, trace)
 
 
 def test_a_payload_is_near_the_entropy_bound():
     rng = np.random.default_rng(8)
-    traces = [
-        Trace(
-            request_id="12345678",
-            mask_id=MASK,
-            num_steps=64,
-            first_step=rng.permutation(np.repeat(np.arange(64, dtype=np.int32), 2)),
-            first_token=rng.integers(0, 32_000, 128).astype(np.int32),
-            own={"seed": i},
-        )
-        for i in range(20)
-        for MASK in (1,)
-    ]
+    traces = []
+    for i in range(20):
+        steps, tokens = rng.permutation(np.repeat(np.arange(64), 2)), rng.integers(0, 32_000, 128)
+        traces.append(from_map("12345678", tokens, steps, 1, num_steps=64, own={"seed": i}))
     assert np.mean([len(encode(trace)) for trace in traces]) <= 1.25 * 351  # uniform tokens: nothing to squeeze
     assert all(again(trace).first_step.max() < NEVER for trace in traces)
+
+
+def test_a_dictionary_makes_records_smaller_and_others_can_read_them(tmp_path):
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 30_000, (50, 12))
+
+    def text(i: int):
+        made = run(np.random.default_rng(i), 96, 24, name=f"r{i}", meta={"seed": i}).trace
+        made.first_token[:] = words[np.random.default_rng(i).integers(0, 50, 8)].ravel()
+        made.first_step[made.first_step == NEVER] = 0
+        return made
+
+    with TraceStore(tmp_path / "t.db") as store:
+        refused("too few", store.train_dict)
+        for i in range(200):
+            store.put(text(i))
+        before = store.stats()["record_bytes"]
+        assert store.train_dict() == 1
+        assert store.recompress() > 0.2 * before
+        store.put(text(200))
+    with TraceStore(tmp_path / "t.db") as store:
+        for i in (0, 199, 200):
+            np.testing.assert_array_equal(store[f"r{i}"].states(), text(i).states())
+        dictionary = store.database.query("SELECT content FROM dictionaries")[0][0]
+    with TraceStore(tmp_path / "u.db", dictionary=dictionary) as store:
+        store.put(text(1))
+        assert store["r1"].tokens.tolist() == text(1).tokens.tolist()
+        assert store.stats()["dictionaries"] == [1]
+    with (
+        pytest.raises(UserError, match="no trained zstd dictionary"),
+        TraceStore(tmp_path / "v.db", dictionary=b"x" * 99) as s,
+    ):
+        s.put(text(1)).result()
+    s._writer.errors.clear()
+
+
+@pytest.mark.parametrize("count", [120, 101])
+def test_redacting_leaves_nothing_in_dictionaries(tmp_path, count):
+    secret = np.arange(20_001, 20_033, dtype=np.int32)
+    needle, path = secret.astype("<u2").tobytes(), tmp_path / "t.db"
+    with TraceStore(path) as store:
+        for i in range(count):
+            with store.record(f"r{i}", prompt=[*secret, i], mask_id=0) as rec:
+                rec.step([*secret, i, 5])
+        store.train_dict()
+        store.recompress()
+        assert needle in store.database.query("SELECT content FROM dictionaries")[0][0]
+        if count == 101:
+            store.gc(99)  # too few to learn from again
+        assert store.redact() == len(store)
+        assert store.stats()["dictionaries"] == ([2] if count == 120 else [])
+        assert all(trace.tokens[-1] == 5 for trace in store)
+        with store.record("new", prompt=[7], mask_id=0) as rec:
+            rec.step([7, 5])
+    assert all(needle not in file.read_bytes() for file in tmp_path.iterdir())
+    with TraceStore(path) as store:
+        assert store.fsck().ok and store["new"].tokens.tolist() == [7, 5]
+
+
+def test_gc_deletes_dictionaries_that_no_trace_needs(tmp_path):
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 30_000, (50, 12))
+
+    def put(store: TraceStore, start: int) -> None:
+        for i in range(start, start + 150):
+            store.put(from_map(f"r{i}", words[rng.integers(0, 50, 8)].ravel(), np.arange(96), None))
+
+    with TraceStore(tmp_path / "t.db") as store:
+        put(store, 0)
+        assert store.train_dict() == 1
+        put(store, 150)  # with the first
+        assert store.train_dict() == 2
+        put(store, 300)  # with the second
+        assert store.train_dict() == 3  # for what comes
+        old = store.database.dictionary(1)
+        assert store.gc(200) == 250
+        assert store.stats()["dictionaries"] == [1, 2, 3]
+        assert store.gc(150) == 50
+        assert store.stats()["dictionaries"] == [2, 3]
+        assert store.fsck().ok
+        # Who began to write with it before it went brings it back.
+        with TraceStore(tmp_path / "t.db", dictionary=old.as_bytes()) as late:
+            late._writer.dictionary = lambda database: old
+            put(late, 450)
+        assert store.stats()["dictionaries"] == [1, 2, 3] and store.fsck().ok

@@ -1,20 +1,16 @@
-"""What other processes do to a store at the same moment: nothing acknowledged is lost, nothing is mixed up, nothing comes back.
-
-A second connection to a file is to SQLite what a second process is; so most of this happens in one process, at a known moment.
-"""
+"""What other processes do to a store at the same moment: a second connection is to SQLite what a second process is."""
 
 import sqlite3
-import threading
 
 import pytest
 
-from dlm.errors import UserError
-from dlm.trace import TraceStore, from_map
-from dlm.trace.codec import digest
+from dlm.trace import TraceStore, dictionaries, from_map, upkeep
 from dlm.trace.connection import TABLES
-from dlm.trace.database import StoreError
-from dlm.trace.numbers import GUARDS
+from dlm.trace.dictionaries import GUARDS
+from dlm.trace.facts import digest
 from dlm.trace.reader import TraceReader
+from dlm.trace.session import StoreError
+from tests.refusals import refused
 from tests.trace.conftest import PIECES
 from tests.trace.stress import stress
 from tests.trace.worker import known, made
@@ -126,14 +122,12 @@ def test_a_store_of_before_is_read_and_written(path):
 
 @pytest.mark.parametrize("broken", range(len(GUARDS) + 1))
 def test_a_deletion_that_fails_leaves_everything_as_it_was(path, broken, monkeypatch):
-    from dlm.trace import numbers
-
     with TraceStore(path) as store:
         fill(store, 0, 120)
         store.train_dict()
         store.train_dict()
         statements = (*GUARDS[:broken], "CREATE nonsense", *GUARDS[broken:])
-        monkeypatch.setattr(numbers, "GUARDS", statements)
+        monkeypatch.setattr(dictionaries, "GUARDS", statements)
         with pytest.raises(StoreError):
             store.gc(110)
         right(store, 0, 120)
@@ -155,12 +149,14 @@ def in_the_middle(monkeypatch, store: TraceStore, act) -> None:
     monkeypatch.setattr(store, "decoded", and_act)
 
 
-def test_recompress_does_not_bring_prompts_back(path, monkeypatch):
+@pytest.mark.parametrize("work", ["recompress", "train_dict"])
+def test_neither_traces_nor_a_dictionary_bring_back_prompts_that_go_meanwhile(path, monkeypatch, work):
     with TraceStore(path) as a, TraceStore(path) as b:
         fill(a, 0, 120)
-        a.train_dict()
+        if work == "recompress":
+            a.train_dict()
         in_the_middle(monkeypatch, a, b.redact)
-        a.recompress()
+        assert getattr(a, work)() == 1 or work == "recompress"
         assert all((trace.tokens[:16] == -2).all() for trace in b)
         assert not any(known(0, content) for (content,) in b.database.query("SELECT content FROM dictionaries"))
         assert b.fsck().ok and len(b) == 120
@@ -179,28 +175,16 @@ def test_recompress_replaces_only_what_it_read(path, monkeypatch):
         assert all((trace.tokens[:16] == -2).all() for trace in b)
 
 
-def test_a_dictionary_is_not_learned_from_prompts_that_go_meanwhile(path, monkeypatch):
-    with TraceStore(path) as a, TraceStore(path) as b:
-        fill(a, 0, 120)
-        in_the_middle(monkeypatch, a, b.redact)
-        assert a.train_dict() == 1
-        assert not any(known(0, content) for (content,) in b.database.query("SELECT content FROM dictionaries"))
-
-
 def test_redact_takes_what_was_put_meanwhile_in_its_place(path, monkeypatch):
-    def overwrite() -> None:
-        b.put(made("r0", 1000, 5), overwrite=True).result()
-        b.gc(2)
-
     with TraceStore(path) as a, TraceStore(path) as b:
         fill(a, 0, 3)
-        in_the_middle(monkeypatch, a, lambda: None)
         decoded, calls = a.decoded, []
 
         def counted(stored):
             calls.append(stored.request_id)
             if len(calls) == 4:  # the three were looked at, and the first is being redacted
-                overwrite()
+                b.put(made("r0", 1000, 5), overwrite=True).result()
+                b.gc(2)
             return decoded(stored)
 
         monkeypatch.setattr(a, "decoded", counted)
@@ -238,8 +222,6 @@ def test_traces_stored_during_a_redaction_keep_their_dictionary(path, monkeypatc
 
 def test_what_is_read_is_from_one_moment(path, monkeypatch):
     """A record is not looked for in tables that another process has changed since it was read."""
-    from dlm.trace import upkeep
-
     monkeypatch.setattr(upkeep, "READER", 0.05)
     with TraceStore(path) as a, TraceStore(path) as b, TraceReader(path) as reader:
         fill(a, 0, 120)
@@ -258,22 +240,24 @@ def test_what_is_read_is_from_one_moment(path, monkeypatch):
 
 
 def test_redact_says_when_a_reader_keeps_the_log(path, monkeypatch):
-    from dlm.trace import upkeep
-
     monkeypatch.setattr(upkeep, "BUSY", 0.1)
     with TraceStore(path) as store:
         fill(store, 0, 5)
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN")
         other.execute("SELECT * FROM traces").fetchone()
-        with pytest.raises(StoreError, match="the log beside the file still holds"):
-            store.redact()
+        refused("the log beside the file still holds", store.redact, error=StoreError)
         other.close()
         assert store.redact() == 5
         assert path.with_name("t.db-wal").stat().st_size == 0
 
 
-def test_a_transaction_that_was_interrupted_takes_no_other_along(path):
+def test_a_transaction_that_was_interrupted_takes_no_other_along_and_one_that_fails_keeps_nobody_waiting(path):
+    def work(store: TraceStore) -> None:
+        with store.database.transaction():
+            store.database.sql.execute("DELETE FROM traces")
+            raise ZeroDivisionError("by nothing")
+
     with TraceStore(path) as store:
         fill(store, 0, 3)
         store.database.sql.execute("BEGIN IMMEDIATE")
@@ -281,62 +265,8 @@ def test_a_transaction_that_was_interrupted_takes_no_other_along(path):
         store.add_pieces("tok", PIECES)
         with TraceReader(path) as other:
             assert other.pieces("tok") is not None and len(other) == 3
-
-
-def test_a_transaction_that_fails_keeps_nobody_waiting(path):
-    def work(store: TraceStore) -> None:
-        with store.database.transaction():
-            store.database.sql.execute("DELETE FROM traces")
-            raise ZeroDivisionError
-
-    with TraceStore(path) as store:
-        fill(store, 0, 3)
-        with pytest.raises(ZeroDivisionError):
-            work(store)
+        refused("by nothing", work, store, error=ZeroDivisionError)
         assert not store.database.sql.in_transaction and len(store) == 3
-
-
-def test_an_accepted_trace_cannot_be_cancelled(path):
-    with TraceStore(path) as store:
-        done = store.put(made("r0", 0, 0))
-        assert not done.cancel()
-        store.put(made("r1", 1, 0))
-        store.flush()
-        assert len(store) == 2
-
-
-def test_a_put_that_waited_while_the_store_closed_is_refused(path):
-    gate, errors = threading.Event(), []
-    store = TraceStore(path, queue_size=1)
-    settle = store._writer.dictionary
-
-    def slow(database):
-        gate.wait(10)
-        return settle(database)
-
-    store._writer.dictionary = slow
-    store.put(made("r0", 0, 0))
-    while store._writer.queue:
-        pass
-    store.put(made("r1", 1, 0))
-
-    def waits() -> None:
-        try:
-            store.put(made("r2", 2, 0))
-        except UserError as error:
-            errors.append(str(error))
-
-    waiting = threading.Thread(target=waits)
-    waiting.start()
-    while not store._writer.changed._waiters:  # it waits for room
-        pass
-    store._writer.closing = True
-    gate.set()
-    waiting.join(10)
-    store.close()
-    assert errors == ["trace 'r2': the store is closed"]
-    with TraceStore(path) as store:
-        assert [row.request_id for row in store.ls()] == ["r0", "r1"]
 
 
 @pytest.mark.parametrize("durability", ["trace", "group", "none"])

@@ -1,18 +1,20 @@
-"""What is acknowledged stays: processes killed at any moment, disks that fill up."""
-
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dlm.errors import UserError
 from dlm.trace import TraceStore, from_map
-from dlm.trace.database import StoreError
+from dlm.trace.session import StoreError
+from tests.refusals import refused
+from tests.trace.worker import made
 
 WRITES = """
 import sys, numpy as np
@@ -81,8 +83,7 @@ def test_a_full_disk_is_told_and_leaves_the_store_readable(tmp_path):
                 store.put(random_trace(str(i)))
                 stored.append(str(i))
 
-        with pytest.raises(StoreError, match="full: make room"):
-            fill()
+        refused("full: make room", fill, error=StoreError)
         assert 3 < len(stored) < 50
         assert [row.request_id for row in store.ls()] == stored
         for name in stored:
@@ -125,3 +126,47 @@ def test_a_limit_on_files_is_told_too(tmp_path):
     with TraceStore(tmp_path / "t.db") as store:
         for name in stored:
             assert len(store[name].tokens) == 4000
+
+
+def test_an_accepted_trace_cannot_be_cancelled(tmp_path):
+    with TraceStore(tmp_path / "t.db") as store:
+        done = store.put(made("r0", 0, 0))
+        assert not done.cancel()
+        store.put(made("r1", 1, 0))
+        store.flush()
+        assert len(store) == 2
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_put_waits_for_room_and_is_refused_where_the_store_closes_meanwhile(tmp_path, closes):
+    gate, errors = threading.Event(), []
+    store = TraceStore(tmp_path / "t.db", queue_size=1)
+    settle = store._writer.dictionary
+
+    def slow(database):
+        gate.wait(10)
+        return settle(database)
+
+    store._writer.dictionary = slow
+    store.put(made("r0", 0, 0))
+    while store._writer.queue:
+        pass
+    store.put(made("r1", 1, 0))
+
+    def waits() -> None:
+        try:
+            store.put(made("r2", 2, 0))
+        except UserError as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    while not store._writer.changed._waiters:  # it waits for room
+        pass
+    store._writer.closing = closes
+    gate.set()
+    waiting.join(10)
+    store.close()
+    assert errors == ["trace 'r2': the store is closed"] * closes
+    with TraceStore(tmp_path / "t.db") as store:
+        assert [row.request_id for row in store.ls()] == ["r0", "r1", "r2"][: 3 - closes]

@@ -1,5 +1,3 @@
-"""Traces as Parquet and back, and trajectories of others."""
-
 import json
 
 import numpy as np
@@ -7,7 +5,8 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.trace import TraceStore
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
+from tests.refusals import refused
 from tests.trace.synthetic import anything, run
 
 
@@ -123,5 +122,4 @@ def test_d3llm_lines(store, tmp_path):
 )
 def test_what_is_no_export(store, tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=message):
-        store.import_(str(tmp_path / name))
+    refused(message, store.import_, str(tmp_path / name))

@@ -1,5 +1,3 @@
-"""Who may not write a store can read it, whatever its owner does meanwhile, and leaves nothing beside it."""
-
 import os
 import subprocess
 import sys
@@ -122,13 +120,8 @@ def test_what_needs_writing_says_so(path, other):
         put(store, *range(3))
     shut(path)
     other("(store := TraceStore(path, create=False))")
-    for expression in (
-        "store.gc(1)",
-        "store.redact()",
-        "store.recompress()",
-        "store.put(store['r1'], overwrite=True).result()",
-    ):
-        said = other(expression)
+    for call in ("gc(1)", "redact()", "recompress()", "put(store['r1'], overwrite=True).result()"):
+        said = other(f"store.{call}")
         assert said.startswith("StoreError") and said.endswith("it cannot be written"), said
     assert other("len(store)") == "3"
 

@@ -1,11 +1,14 @@
-"""Recorders: a foreign loop in a few lines, batches, growing canvases, and what a recorder refuses."""
+import inspect
 
 import numpy as np
 import pytest
 
-from dlm.errors import UserError
+from dlm.config import check
 from dlm.trace import Recorder, TraceStore, from_events, from_map, from_states
+from dlm.trace.config import TraceConfig
 from dlm.trace.events import ACCEPT, MASK, NO_MASK, REJECT, REPLACE, SET
+from tests.refusals import refused
+from tests.trace.states import states
 from tests.trace.synthetic import MASK_ID, run
 
 
@@ -89,12 +92,8 @@ def test_positions_past_the_end_extend_the_canvas_with_masks():
     recorder.commit(1, np.array([5]), np.array([6]))
     recorder.commit(2, np.array([1]), np.array([7]), length=8)
     trace = recorder.trace()
-    assert [trace.state(k)[: trace.length_at(k)].tolist() for k in range(4)] == [
-        [1, 0, 0],
-        [1, 0, 5],
-        [1, 0, 5, 0, 0, 6],
-        [1, 7, 5, 0, 0, 6, 0, 0],
-    ]
+    states = [trace.state(k)[: trace.length_at(k)].tolist() for k in range(4)]
+    assert states == [[1, 0, 0], [1, 0, 5], [1, 0, 5, 0, 0, 6], [1, 7, 5, 0, 0, 6, 0, 0]]
 
 
 def test_events_tell_what_happened_in_order():
@@ -140,17 +139,31 @@ def test_states_of_a_growing_canvas():
         (lambda: Recorder("x", keep="tokens+logits"), "cannot keep 'logits'; known: tokens, masks, confidence"),
         (lambda: Recorder("x", [[1], [2]]), r"takes \(l,\) or \(1, l\) ids, not \(2, 1\)"),
         (lambda: from_states("x", [[1, 2], [1]], 0), "shrank from 2 to 1"),
-        (lambda: from_map("x", [1, 2], [0], 0), "must be one row each"),
+        (lambda: from_map("x", [1, 2], [0], 0), "must be a row each"),
         (lambda: from_map("x", [1, 2], [0, 5], 0, num_steps=3), "a token of step 5, but num_steps = 3"),
-        (lambda: event(REPLACE), "revises position 0, where there is no token yet"),
+        (lambda: event(REPLACE), "revises position 0, which has no token"),
         (lambda: event(SET, step=4), "must come step by step, from 0 to 1"),
     ],
 )
 def test_what_is_refused(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
+    refused(message, make)
 
 
 def event(kind: int, step: int = 0):
     columns = np.array([[step], [0], [kind], [5]])
     return from_events("x", np.array([0, 0]), columns, mask_id=0, num_steps=2)
+
+
+def test_defaults_are_the_stores():
+    config, store = TraceConfig(), inspect.signature(TraceStore).parameters
+    for name in ("durability", "fraction", "prompts", "queue_size"):
+        assert getattr(config, name) == store[name].default
+
+
+@pytest.mark.parametrize("value", ["tokens+logits", ""])
+def test_granularity_is_checked(value):
+    refused("cannot keep .*; known: tokens, masks", check, TraceConfig, {"keep": value}, "x.toml")
+
+
+def test_every_state_of_engine_and_dice_comes_back():
+    assert states(15)["traces"] == 15

@@ -1,4 +1,4 @@
-"""The page: data that cannot break out of it, and, where there is a browser, that it shows what was recorded."""
+"""What is shown of traces: pieces of tokens against the `tokenizers` library, differences, and the page, in a browser too."""
 
 import json
 import re
@@ -7,15 +7,24 @@ import subprocess
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from dlm.errors import UserError
-from dlm.trace import diff, page, view
+from dlm.trace import diff, from_states, page, view
+from dlm.trace.pieces import Pieces
+from tests.refusals import refused
 from tests.trace.conftest import PIECES
 from tests.trace.synthetic import run
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (path := shutil.which(name))), None
 )
+
+
+def in_a_browser(test):
+    return pytest.mark.slow(pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")(test))
+
+
 CHECK = """
 <script>
 const found = {errors: window.failures, states: [], keys: []};
@@ -41,19 +50,14 @@ def browse(html: str, states: np.ndarray, tmp_path, side: int = 0, width: int = 
     html = html.replace("<head>", f"<head>{failures}", 1)
     file.write_text(html.replace("</body>", expected + CHECK.replace("SIDE", str(side)) + "</body>"), "utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"--user-data-dir={tmp_path / 'profile'}"]
-    done = subprocess.run(
-        [BROWSER, *options, f"--window-size={width},800", "--virtual-time-budget=2000", file.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = [BROWSER, *options, f"--window-size={width},800", "--virtual-time-budget=2000", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert "FOUND" in done.stdout, done.stderr[-2000:]
     found = re.findall("FOUND(.*?)FOUND", done.stdout, re.S)[-1]
     return json.loads(found.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
+@in_a_browser
 def test_a_browser_shows_every_recorded_state(filled, tmp_path):
     trace = filled["first"]
     found = browse(page(trace), trace.states(), tmp_path)
@@ -71,8 +75,7 @@ def test_a_browser_shows_every_recorded_state(filled, tmp_path):
     assert not found["wide"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
+@in_a_browser
 def test_a_browser_shows_two_side_by_side_and_on_a_small_screen(filled, tmp_path):
     a, b = filled["first"], filled["second"]
     found = browse(page(a, b), b.states(), tmp_path, side=1, width=500)
@@ -82,8 +85,7 @@ def test_a_browser_shows_two_side_by_side_and_on_a_small_screen(filled, tmp_path
     assert f"{apart.counts[-1]} of {a.length} positions differ at the end" in found["parting"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
+@in_a_browser
 def test_a_browser_shows_growing_canvases_drafts_and_runners_up(tmp_path):
     made = run(
         np.random.default_rng(5), 40, 9, prompt=3, grows=True, edits=0.1, remasks=0.1, drafts=0.5, keep=("topk",)
@@ -111,5 +113,97 @@ def test_the_page_asks_the_network_for_nothing(filled):
 
 def test_what_is_too_long_for_a_page(monkeypatch, filled):
     monkeypatch.setattr(view, "MOST", 10)
-    with pytest.raises(UserError, match="too many for a page"):
-        page(filled["first"])
+    refused("too many for a page", page, filled["first"])
+
+
+def made(states, **facts):
+    return from_states("x", states, 0, **facts)
+
+
+def test_where_two_traces_part():
+    a = made([[1, 0, 0], [1, 5, 0], [1, 5, 6]], own={"seed": 1}, context={"sampler": {"temperature": 0.0}})
+    b = made([[1, 0, 0], [1, 5, 0], [1, 5, 7], [1, 8, 7]], own={"seed": 2}, context={"sampler": {"temperature": 0.0}})
+    found = diff(a, b)
+    assert not found.identical
+    assert (found.first.step, found.first.position, found.first.a, found.first.b) == (1, 2, 6, 7)
+    assert found.counts == (0, 0, 1, 2)
+    assert found.shared_states == 2
+    assert found.facts == {"seed": (1, 2)}
+    assert "they part at step 1, position 2: 6 / 7" in str(found)
+
+
+def test_the_same_trace_is_identical():
+    a = made([[1, 0, 0], [1, 5, 0], [1, 5, 6]])
+    assert diff(a, a).identical and str(diff(a, a)) == "identical at 2 of 2 steps"
+
+
+def test_lengths_and_steps_count_too():
+    short, long = made([[1, 0], [1, 2]]), made([[1, 0], [1, 2], [1, 2, 3]])
+    assert diff(short, long).first == type(diff(short, long).first)(step=1, position=2, a=None, b=3)
+    waits = made([[1, 0], [1, 2], [1, 2]])
+    assert diff(short, waits).first is None and not diff(short, waits).identical
+    other = made([[4, 0], [4, 2]])
+    assert diff(short, other).first.step == -1
+    assert "at the start" in str(diff(short, other))
+
+
+def test_every_single_change_is_found():
+    rng = np.random.default_rng(0)
+    states = [np.zeros(9, np.int32)]
+    for position in rng.permutation(9):
+        states.append(states[-1].copy())
+        states[-1][position] = 5
+    a = made(states)
+    for step in range(1, 10):
+        for position in np.flatnonzero(states[step] != states[step - 1]):
+            changed = [state.copy() for state in states]
+            for later in changed[step:]:
+                later[position] = 6
+            first = diff(a, made(changed)).first
+            assert (first.step, first.position) == (step - 1, position)
+
+
+TEXT = "def naïve(x):\n    return “x” — 猫 🐈\n\tprint('ok')  # done\n" * 3
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["[MASK]"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    return tokenizer
+
+
+def test_byte_level_pieces_are_what_the_library_decodes():
+    tokenizer = byte_level()
+    pieces = Pieces.of_tokenizer(tokenizer.to_str())
+    ids = tokenizer.encode(TEXT).ids
+    assert len(pieces) == tokenizer.get_vocab_size()
+    assert pieces.text(ids) == TEXT
+    assert b"".join(pieces[i] for i in ids) == TEXT.encode()
+    assert pieces.text([0, *ids[:3]], mask_id=0).startswith("░def")
+    assert pieces.text([0, 99_999, -2]) == "[MASK]�▒"
+
+
+def test_sentencepiece_like_pieces():
+    vocab = {"<unk>": 0, "▁the": 1, "▁cat": 2, "s": 3, "<0xE2>": 4, "<0x82>": 5, "<0xAC>": 6}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    pieces = Pieces.of_tokenizer(tokenizer.to_str())
+    assert pieces.text([1, 2, 3, 4, 5, 6]) == " the cats€"
+
+
+def test_bytes_and_back():
+    pieces = Pieces.of_tokenizer(byte_level().to_str())
+    back = Pieces.from_bytes(pieces.to_bytes())
+    assert [back[i] for i in range(len(back))] == [pieces[i] for i in range(len(pieces))]
+    assert len(Pieces.from_bytes(Pieces.of([]).to_bytes())) == 0
+
+
+@pytest.mark.parametrize("text", ["{}", '{"model": {"vocab": 3}}', "{"])
+def test_what_is_no_tokenizer(text, tmp_path):
+    refused("cannot be understood", Pieces.of_tokenizer, text)
+    refused("no tokenizer.json", Pieces.of_tokenizer, tmp_path)

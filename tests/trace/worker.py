@@ -5,6 +5,7 @@ python -m tests.trace.worker STORE      # orders on standard input, answers on s
 
 from __future__ import annotations
 
+import argparse
 import json
 import select
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dlm.trace import TraceStore, dictionaries, from_map
-from dlm.trace.codec import digest
+from dlm.trace.facts import digest
 from dlm.trace.reader import TraceReader
 from dlm.trace.redact import redacted
 from dlm.trace.trace import Trace
@@ -124,17 +125,26 @@ DO = {
 }
 
 
+def given(about: str | None, **defaults: float) -> argparse.Namespace:
+    """The options of a program that tries something at random, and how often."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    return parser.parse_args()
+
+
+def summed(tried: Any, *kinds: str) -> int:
+    """Print the first faults and how many there are of each kind; the exit status."""
+    print(*tried.log[:20], ", ".join(f"{tried.faults[kind]} {kind}" for kind in kinds), sep="\n")
+    return 1 if tried.faults else 0
+
+
 class Worker:
     """A process that holds the store open and does what it is ordered."""
 
     def __init__(self, path: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.trace.worker", str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+        command = [sys.executable, "-m", "tests.trace.worker", str(path)]
+        self.process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=ROOT)
         assert self.process.stdin and self.process.stdout
         self.orders, self.answers = self.process.stdin, self.process.stdout
         assert self.answers.readline() == "ready\n"

@@ -1,5 +1,3 @@
-"""What tests of several files start from."""
-
 from pathlib import Path
 
 import pytest

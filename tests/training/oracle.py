@@ -27,9 +27,8 @@ class Oracle:
         for i in range(c.num_hidden_layers):
             at = f"layers.{i}."
             y = self._norm(x, at + "attn_norm")
-            q, k, v = (
-                (y @ w[f"{at}attn.{part}_proj.weight"].T).view(l, -1, c.head_dim).transpose(0, 1) for part in "qkv"
-            )
+            parts = (y @ w[f"{at}attn.{part}_proj.weight"].T for part in "qkv")
+            q, k, v = (part.view(l, -1, c.head_dim).transpose(0, 1) for part in parts)
             times = c.num_attention_heads // c.num_key_value_heads
             k, v = k.repeat_interleave(times, 0), v.repeat_interleave(times, 0)
             score = _turn(q, angle) @ _turn(k, angle).transpose(1, 2) / c.head_dim**0.5
@@ -49,10 +48,8 @@ class Oracle:
         return [-log_p[i - 1 if shift and i else i, truth[i]] for i in asked]
 
     def gradient(self, loss: Tensor) -> dict[str, Tensor]:
-        found = torch.autograd.grad(loss, list(self.w.values()), allow_unused=True)
-        return {
-            name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(self.w.items(), found, strict=True)
-        }
+        found = torch.autograd.grad(loss, list(self.w.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(self.w, found, strict=True))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return self.w[name + ".weight"] * x / (x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps).sqrt()

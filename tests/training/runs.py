@@ -10,14 +10,8 @@ from dlm.training.config import TrainConfig
 
 TEXTS = [f"def function_{i}(x):\n    return x * {i} + {i % 7}\n" for i in range(120)]
 
-SHAPE = {
-    "model.hidden_size": "16",
-    "model.num_hidden_layers": "2",
-    "model.num_attention_heads": "2",
-    "model.num_key_value_heads": "2",
-    "model.head_dim": "8",
-    "model.intermediate_size": "24",
-}
+SHAPE = {"model.hidden_size": "16", "model.num_hidden_layers": "2", "model.num_attention_heads": "2"}
+SHAPE |= {"model.num_key_value_heads": "2", "model.head_dim": "8", "model.intermediate_size": "24"}
 
 
 def corpus(folder: Path) -> dict[str, str]:
@@ -27,32 +21,17 @@ def corpus(folder: Path) -> dict[str, str]:
         data.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
         source = DataConfig(source="jsonl", paths=(str(data),))
         train_tokenizer(TokenizerConfig(output=str(folder / "tokenizer"), vocab_size=300, data=source))
-    return {
-        "data.source": "jsonl",
-        "data.paths": json.dumps([str(data)]),
-        "data.heldout_fraction": "0.1",
-        "train.tokenizer": str(folder / "tokenizer"),
-    }
+    source = {"data.source": "jsonl", "data.paths": json.dumps([str(data)]), "data.heldout_fraction": "0.1"}
+    return {**source, "train.tokenizer": str(folder / "tokenizer")}
 
 
 def config(folder: Path, out: str = "run", **overrides: str) -> TrainConfig:
     """A config of a few seconds; `overrides` use __ for dots."""
-    small = {
-        **corpus(folder),
-        "train.out": str(folder / out),
-        "train.steps": "8",
-        "train.batch_size": "4",
-        "train.length": "16",
-        "train.warmup_steps": "2",
-        "train.device": "cpu",
-        **({} if "trainable__kind" in overrides or overrides.get("train__init_from", "none") != "none" else SHAPE),
-        "optim.hidden.algorithm": "muon",
-        "eval.sequences": "4",
-        "eval.draws": "1",
-        "log.every": "1",
-        "log.progress": "false",
-        "checkpoint.every": "0",
-    }
+    small = {**corpus(folder), "train.out": str(folder / out), "train.steps": "8", "train.batch_size": "4"}
+    small |= {"train.length": "16", "train.warmup_steps": "2", "train.device": "cpu"}
+    small |= {} if "trainable__kind" in overrides or overrides.get("train__init_from", "none") != "none" else SHAPE
+    small |= {"optim.hidden.algorithm": "muon", "eval.sequences": "4", "eval.draws": "1", "log.every": "1"}
+    small |= {"log.progress": "false", "checkpoint.every": "0"}
     return load(TrainConfig, [], small | {key.replace("__", "."): value for key, value in overrides.items()})
 
 

@@ -1,11 +1,10 @@
-"""LoRA and QLoRA runs: what trains, what is saved, what resumes, and what the folder decodes to."""
-
 import pytest
 import torch
 
 import dlm
 from dlm.errors import UserError
 from dlm.models.adapters import is_adapted
+from dlm.training import language
 from dlm.training.loop import train
 from dlm.training.run import Run
 from tests.models.test_adapters import needs_bitsandbytes
@@ -13,15 +12,8 @@ from tests.training.runs import config, rows
 
 pytest.importorskip("peft", reason="needs the extra `qlora`: peft")
 
-OPTIONS = {
-    "train__steps": "20",
-    "train__lr": "0.02",
-    "train__ema": "0.5",
-    "train__gradient_checkpointing": "true",
-    "adapter__r": "4",
-    "adapter__dropout": "0.1",
-    "adapter__merge": "true",
-}
+OPTIONS = {"train__steps": "20", "train__lr": "0.02", "train__ema": "0.5", "train__gradient_checkpointing": "true"}
+OPTIONS |= {"adapter__r": "4", "adapter__dropout": "0.1", "adapter__merge": "true"}
 IDS = torch.arange(12)[None]
 KINDS = ["lora", pytest.param("qlora", marks=needs_bitsandbytes)]
 
@@ -96,8 +88,6 @@ def test_impossible_adapters_say_so_before_work(tmp_path, base):
 @needs_bitsandbytes
 def test_shapes_that_cannot_be_quantised_are_named_before_anything_is_loaded(tmp_path, monkeypatch):
     import bitsandbytes
-
-    from dlm.training import language
 
     def fail(self, x):
         assert self.out_features % 32 == 0, "rows must be divisible by 32"

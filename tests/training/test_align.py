@@ -20,6 +20,7 @@ from dlm.training.objective import Objective
 from dlm.training.run import Run
 from dlm.training.sections import AlignConfig, ObjectiveConfig
 from tests.models import oracle, tiny
+from tests.refusals import refused
 from tests.training.runs import aligned, config, rows
 
 LENGTH, MASK = 6, 40
@@ -178,9 +179,6 @@ def test_the_weight_follows_its_schedule(decay, weights):
         assert term.weight(0.25) == pytest.approx(1 + 3 * (1 + math.cos(math.pi / 4)) / 2)
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_aligns_and_saves_a_diffusion_model_without_its_teacher(base):
     run = Run(aligned(base, "plain", train__ema="0.9"))
     assert {name for name, _ in run.objective.named_modules() if "align" in name} == set()
@@ -222,8 +220,7 @@ def test_another_teacher_does_not_take_over_a_run(base, tmp_path):
     run.save_checkpoint()
     lm.network.norm.weight.data[0] += 1
     lm.save(tmp_path / "teacher")
-    with pytest.raises(UserError, match="aligned to a teacher with weights"):
-        Run(cfg).resume()
+    refused("aligned to a teacher with weights", Run(cfg).resume)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +237,7 @@ def test_another_teacher_does_not_take_over_a_run(base, tmp_path):
     ],
 )
 def test_impossible_alignments_say_so_before_work(base, overrides, message):
-    with pytest.raises(UserError, match=message):
-        Run(aligned(base, "refused", **overrides))
+    refused(message, lambda: Run(aligned(base, "refused", **overrides)))
 
 
 def test_unfit_teachers_are_refused(base, tmp_path):
@@ -251,13 +247,11 @@ def test_unfit_teachers_are_refused(base, tmp_path):
         Run(aligned(base, "refused", align__teacher=str(tmp_path / "bidirectional")))
     wide = {"objective__masking": "causal", "model__hidden_size": "24", "train__steps": "1", "eval__sequences": "0"}
     other = train(config(base, "wide", train__warmup_steps="0", **wide))
-    with pytest.raises(UserError, match="states of width 24, the network of 16"):
-        Run(aligned(base, "refused", align__teacher=str(other.folder)))
+    refused("states of width 24, the network of 16", Run, aligned(base, "refused", align__teacher=str(other.folder)))
     tiny.model("qwen3").save(tmp_path / "foreign")
     lm.tokenizer.backend.add_tokens(["more"])
     convert(lm, "causal").save(tmp_path / "foreign")
-    with pytest.raises(UserError, match="has another tokenizer"):
-        Run(aligned(base, "refused", align__teacher=str(tmp_path / "foreign")))
+    refused("has another tokenizer", Run, aligned(base, "refused", align__teacher=str(tmp_path / "foreign")))
 
 
 def test_frozen_modules_stay_as_the_teacher_has_them(base):

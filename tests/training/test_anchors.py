@@ -15,6 +15,7 @@ from dlm.models import AttentionSpec, load
 from dlm.training.anchors import Anchors, keys, place, write_anchors
 from dlm.training.loop import train
 from dlm.training.run import Run
+from tests.refusals import refused
 from tests.training.runs import aligned
 
 
@@ -90,11 +91,9 @@ def test_a_missing_sequence_is_named_with_the_command_that_writes_it(base, tmp_p
     run = Run(cfg)
     path = place(tmp_path, keys(run._batch().input_ids)[2])
     path.unlink()
-    with pytest.raises(UserError, match=f"{path} is missing: .* dlm-prepare anchors --config FILE"):
-        Run(cfg).optimiser_step()
+    refused(f"{path} is missing: .* dlm-prepare anchors --config FILE", Run(cfg).optimiser_step)
     path.write_bytes(b"torn")
-    with pytest.raises(UserError, match="is not a whole file .*: delete it and run dlm-prepare anchors"):
-        Run(cfg).optimiser_step()
+    refused("is not a whole file .*: delete it and run dlm-prepare anchors", Run(cfg).optimiser_step)
 
 
 def test_anchors_of_something_else_are_refused(base, tmp_path):
@@ -112,5 +111,4 @@ def test_anchors_of_something_else_are_refused(base, tmp_path):
     lm.save(tmp_path / "other")
     with pytest.raises(UserError, match="which .*other.* has not: set align.teacher to that model"):
         Run(aligned(base, "run", **options, align__teacher=str(tmp_path / "other")))
-    with pytest.raises(UserError, match="align.anchors is not set"):
-        write_anchors(aligned(base, "run"))
+    refused("align.anchors is not set", write_anchors, aligned(base, "run"))

@@ -25,13 +25,7 @@ from dlm.training.loop import train
 from tests.training.runs import config, rows
 
 STEPS, SAVED = 5, (2, 4)
-FILES = (
-    "manifest.json",
-    "model.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "config.json",
-)
+FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json", "config.json")
 Damage = Callable[[Path, Path], object]  # of the newest checkpoint and the one before
 
 

@@ -1,5 +1,3 @@
-"""The run folder: one run at a time, nothing that a killed one leaves behind blocks, and a finished run says so."""
-
 import errno
 import json
 import os
@@ -19,6 +17,7 @@ from dlm.models import weights
 from dlm.training import checkpoint, folder
 from dlm.training.loop import go, train
 from dlm.training.run import Run
+from tests.refusals import failing, refused
 from tests.training.runs import config, rows
 
 HOLDER = """
@@ -33,9 +32,7 @@ with claimed(Path(sys.argv[1])):
 
 def holder(out: Path) -> subprocess.Popen[str]:
     """A process that has the folder until its stdin is closed or it is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(out)], stdin=-1, stdout=-1, text=True)
     assert process.stdout is not None and process.stdout.readline() == "locked\n"
     return process
 
@@ -79,10 +76,7 @@ def test_a_child_that_is_left_behind_does_not_hold_the_folder(tmp_path):
 
 
 def test_where_there_are_no_locks_a_run_goes_on(tmp_path, monkeypatch):
-    def none(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(folder.fcntl, "flock", none)
+    monkeypatch.setattr(folder.fcntl, "flock", failing(errno.ENOLCK))
     with folder.claimed(tmp_path), folder.claimed(tmp_path):
         pass
 
@@ -94,9 +88,8 @@ def test_resuming_and_being_finished_are_said(tmp_path, capsys):
     written = (model.st_mtime_ns, model.st_ino)
     capsys.readouterr()
     again = train(config(tmp_path, **more))
-    assert capsys.readouterr().err == (
-        "already at step 4 of 4: nothing to do; set train.resume = false to train it again or give another train.out\n"
-    )
+    done = "already at step 4 of 4: nothing to do; set train.resume = false to train it again or give another train.out"
+    assert capsys.readouterr().err == done + "\n"
     assert (again.steps, again.losses, again.bound) == (4, [], straight.bound)
     after = (tmp_path / "run" / "model.safetensors").stat()
     assert (after.st_mtime_ns, after.st_ino) == written and len([r for r in rows(tmp_path / "run") if "loss" in r]) == 4
@@ -115,9 +108,8 @@ def test_a_finished_run_that_may_be_extended_says_how(tmp_path, capsys):
     more = {"train__schedule": "constant", "checkpoint__every": "2", "eval__sequences": "0"}
     train(config(tmp_path, train__steps="2", **more))
     train(config(tmp_path, train__steps="2", **more))
-    assert (
-        "already at step 2 of 2: nothing to do; raise train.steps or give another train.out" in capsys.readouterr().err
-    )
+    done = "already at step 2 of 2: nothing to do; raise train.steps or give another train.out"
+    assert done in capsys.readouterr().err
     assert len(train(config(tmp_path, train__steps="4", **more)).losses) == 2
     assert f"resuming from step 2 of {tmp_path / 'run'}\n" in capsys.readouterr().err
 
@@ -139,23 +131,13 @@ def test_a_disk_that_fills_up_leaves_the_older_checkpoint(tmp_path, monkeypatch)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # a real error in the middle of a file
     try:
-        with pytest.raises(
-            UserError, match=r"checkpoint of step 1 could not be written: .*too large.*step-00000001 is"
-        ):
-            run.save_checkpoint()
+        refused(r"checkpoint of step 1 could not be written: .*too large.*step-00000001 is", run.save_checkpoint)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with monkeypatch.context() as patch:
-
-        def full(path: Path) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        patch.setattr(checkpoint, "sync", full)
+        patch.setattr(checkpoint, "sync", failing(errno.ENOSPC))
         run.optimiser_step()
-        with pytest.raises(
-            UserError, match="step 2 could not be written: No space left on device; step-00000001 is still"
-        ):
-            run.save_checkpoint()
+        refused("step 2 could not be written: No space left on device; step-00000001 is still", run.save_checkpoint)
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
     again = Run(config(tmp_path))
     again.resume()
@@ -172,18 +154,10 @@ def test_a_full_disk_under_metrics_or_the_final_model_is_said(tmp_path, monkeypa
         return step()
 
     run.optimiser_step = stepping
-    with pytest.raises(
-        UserError, match=r"cannot write .*: No space left on device; make room or give another train.out"
-    ):
-        go(run)
+    refused(r"cannot write .*: No space left on device; make room or give another train.out", go, run)
     shutil.rmtree(tmp_path / "run")
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(weights, "save_file", full)
-    with pytest.raises(UserError, match="No space left"):
-        train(config(tmp_path, train__steps="2", eval__sequences="0", checkpoint__every="2"))
+    monkeypatch.setattr(weights, "save_file", failing(errno.ENOSPC))
+    refused("No space left", train, config(tmp_path, train__steps="2", eval__sequences="0", checkpoint__every="2"))
     monkeypatch.undo()
     assert [p.name for p in checkpoint.found(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
     train(config(tmp_path, train__steps="2", eval__sequences="0", checkpoint__every="2"))
@@ -196,13 +170,8 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_else(tmp_p
     for out, why in (("file", "File exists"), ("file/run", "Not a directory")):
         with pytest.raises(UserError, match=f"train.out = .*{out}.*: cannot write .*: {why}; .* another train.out"):
             train(cfg.model_copy(update={"train": cfg.train.model_copy(update={"out": str(tmp_path / out)})}))
-
-    def readonly(*_: object) -> int:  # whatever this user may do
-        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run" / ".lock"))
-
-    monkeypatch.setattr(folder.os, "open", readonly)
-    with pytest.raises(UserError, match=r"cannot write .*\.lock: Permission denied"):
-        train(cfg)
+    monkeypatch.setattr(folder.os, "open", failing(errno.EACCES, str(tmp_path / "run" / ".lock")))
+    refused(r"cannot write .*\.lock: Permission denied", train, cfg)
 
 
 def test_lines_of_metrics_that_are_none_are_dropped(tmp_path):

@@ -197,7 +197,7 @@ def test_levels_of_blocks_are_spread_over_samples_and_blocks_and_can_be_narrowed
     assert abs(torch.corrcoef(free.T)[0, 1].item()) < 0.1
 
 
-def test_losses_of_half_precision_are_in_full_precision() -> None:
+def test_losses_of_half_precision_are_in_full_precision():
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
     targets = torch.arange(6)
     found = token_losses(logits, targets)

@@ -1,5 +1,3 @@
-"""Optimiser groups, Muon against torch's own, and schedules against their formulas."""
-
 import math
 
 import pytest
@@ -33,17 +31,14 @@ def test_muon_follows_torchs_own_up_to_bfloat16():
 
 
 def test_orthogonalised_matrices_have_singular_values_near_one():
-    found = orthogonalise(
-        torch.randn(3, 32, 12, generator=torch.Generator().manual_seed(1)), (3.4445, -4.7750, 2.0315), 8
-    )
-    values = torch.linalg.svdvals(found)
+    some = torch.randn(3, 32, 12, generator=torch.Generator().manual_seed(1))
+    values = torch.linalg.svdvals(orthogonalise(some, (3.4445, -4.7750, 2.0315), 8))
     assert values.min() > 0.6 and values.max() < 1.3
 
 
 def test_every_parameter_is_in_one_group():
-    network = Transformer(
-        ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, head_dim=4, position_embedding="learned")
-    )
+    shape = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "head_dim": 4}
+    network = Transformer(ModelConfig(**shape, position_embedding="learned"))
     groups = parameter_groups(network, matrices_of(network))
     together = [id(p) for group in groups.values() for p in group]
     assert sorted(together) == sorted(id(p) for p in network.parameters())
@@ -52,11 +47,8 @@ def test_every_parameter_is_in_one_group():
 
 def test_groups_take_their_own_settings_and_zero_freezes():
     network = Transformer(ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, head_dim=4))
-    config = OptimConfig(
-        hidden=GroupConfig(algorithm="muon", lr_scale=2, weight_decay=0.3),
-        embed=GroupConfig(lr_scale=0),
-        head=GroupConfig(lr_scale=0.5),
-    )
+    hidden = GroupConfig(algorithm="muon", lr_scale=2, weight_decay=0.3)
+    config = OptimConfig(hidden=hidden, embed=GroupConfig(lr_scale=0), head=GroupConfig(lr_scale=0.5))
     optimizer = build_optimizer(network, matrices_of(network), config, lr=0.1)
     found = [(g["algorithm"], g["lr"], g["weight_decay"]) for g in optimizer.param_groups]
     assert found == [("adamw", 0.05, 0.0), ("adamw", 0.1, 0.0), ("muon", 0.2, 0.3)]

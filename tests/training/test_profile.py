@@ -1,5 +1,3 @@
-"""Ranges, traces and snapshots: what was asked for is in the files, and nothing is made when nothing was."""
-
 import json
 
 import pytest
@@ -12,6 +10,7 @@ from dlm.training.loop import go, train
 from dlm.training.observing import ProfileConfig
 from dlm.training.profile import OFF, Ranges, with_environment
 from dlm.training.run import Run
+from tests.refusals import refused
 from tests.training.runs import config
 
 PHASES = {"data", "forward", "backward", "optimiser"}
@@ -35,9 +34,7 @@ def test_the_trace_has_the_ranges_of_its_level_and_of_active_steps_only(tmp_path
 
 
 def test_off_makes_nothing(tmp_path, monkeypatch):
-    def forbidden(*_, **__):
-        raise AssertionError("profiling is off")
-
+    forbidden = lambda *_, **__: pytest.fail("profiling is off")  # noqa: E731
     for name in ("_named", "record_function"):
         monkeypatch.setattr(profile, name, forbidden)
     monkeypatch.setattr(torch.profiler, "profile", forbidden)
@@ -62,8 +59,7 @@ def test_layers_stay_balanced_when_a_forward_fails():
     module = Breaks()
     Ranges(3).name_layers(nn.ModuleList([module]))
     for _ in range(2):
-        with pytest.raises(ValueError, match="no"):
-            module(1)
+        refused("no", module, 1, error=ValueError)
     (hook,) = module._forward_hooks.values()
     assert hook.__closure__[0].cell_contents == []
 
@@ -87,7 +83,7 @@ def test_the_environment_adds_to_the_config(tmp_path, monkeypatch, capsys):
 
 
 def test_layers_cannot_be_named_where_they_are_compiled(tmp_path):
-    with pytest.raises(UserError, match="profile.level = 3 names layers, which train.compile = true fuses"):
+    with pytest.raises(UserError, match="profile.level = 3 names layers, which train.compile fuses"):
         Run(config(tmp_path, profile__level="3", train__compile="true"))
 
 

@@ -1,5 +1,3 @@
-"""Replay: which rows come again, how often, and that nothing of it depends on where a run was stopped."""
-
 from collections import Counter
 from itertools import islice
 
@@ -7,11 +5,11 @@ import numpy as np
 import pytest
 
 from dlm.data.loader import BatchLoader
-from dlm.errors import UserError
 from dlm.training.loop import train
 from dlm.training.rehearsal import RehearsalStream, pack, unpack
 from dlm.training.run import Run
 from dlm.training.sections import ReplayConfig
+from tests.refusals import refused
 from tests.training.runs import config
 
 
@@ -110,32 +108,14 @@ def test_a_loader_reads_it_like_any_stream():
 
 
 def test_fractions_of_no_row_or_all_rows_are_refused():
-    with pytest.raises(UserError, match=r"replay\.fraction = 0\.01 of train\.batch_size = 8 is 0 rows"):
-        replay(fraction=0.01)
-    with pytest.raises(UserError, match="is 8 rows"):
-        replay(fraction=0.99)
-
-
-@pytest.mark.parametrize("prefetch", ["0", "2"])
-def test_a_run_with_replay_resumes_exactly(tmp_path, prefetch):
-    options = {"replay__fraction": "0.5", "replay__size": "6", "data__prefetch": prefetch, "eval__sequences": "0"}
-    never = Run(config(tmp_path, "never", **options))
-    straight = [never.optimiser_step()[0] for _ in range(8)]
-    never.loader.close()
-    first = Run(config(tmp_path, "stopped", **options))
-    losses = [first.optimiser_step()[0] for _ in range(5)]
-    first.save_checkpoint()
-    first.loader.close()
-    second = Run(config(tmp_path, "stopped", **options))
-    second.resume()
-    assert losses + [second.optimiser_step()[0] for _ in range(3)] == straight
-    second.loader.close()
-    with pytest.raises(UserError, match=r"replay\.fraction = 0\.5, but now replay\.fraction = 0\.0"):
-        Run(config(tmp_path, "stopped", eval__sequences="0")).resume()
+    refused(r"replay\.fraction = 0\.01 of train\.batch_size = 8 is 0 rows", replay, fraction=0.01)
+    refused("is 8 rows", replay, fraction=0.99)
 
 
 def test_it_changes_the_run_and_is_off_by_default(tmp_path):
     plain = train(config(tmp_path, "plain", eval__sequences="0"))
-    mixed = train(config(tmp_path, "mixed", eval__sequences="0", replay__fraction="0.5"))
+    mixed = train(config(tmp_path, "mixed", eval__sequences="0", replay__fraction="0.5", checkpoint__every="4"))
     assert plain.losses[0] == mixed.losses[0] and plain.losses[1:] != mixed.losses[1:]
     assert not isinstance(Run(config(tmp_path, "plain")).loader.stream, RehearsalStream)
+    other = Run(config(tmp_path, "mixed", eval__sequences="0"))
+    refused(r"replay\.fraction = 0\.5, but now replay\.fraction = 0\.0", other.resume)

@@ -1,5 +1,3 @@
-"""What a checkpoint holds: plain data exactly, tensors in parts that any number of processes read, and no pickle."""
-
 import builtins
 import json
 import math
@@ -40,7 +38,7 @@ def test_plain_data_comes_back_as_it_was(value):
 
 def test_what_is_not_plain_is_named():
     assert state.loads(state.dumps({"n": np.int64(3), "x": np.float64(0.5)})) == {"n": 3, "x": 0.5}
-    with pytest.raises(UserError, match=r"state\.data\.rows\[1\] is a object, which a checkpoint cannot hold"):
+    with pytest.raises(UserError, match=r"state\.data\.rows\[1\] is a object, which no checkpoint holds"):
         state.dumps({"data": {"rows": [1, object()]}})
 
 
@@ -64,12 +62,8 @@ def test_nothing_is_unpickled_on_resume(tmp_path, monkeypatch, unpickling):
     for name in ("custom_checkpoint_0.pkl", "optimizer.bin", "random_states_0.pkl", "scheduler.bin", "model.bin"):
         (at / name).write_bytes(pickle.dumps(Evil()))
 
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("unpickled")
-
-    monkeypatch.setattr(torch, "load", never)
-    monkeypatch.setattr(pickle, "load", never)
-    monkeypatch.setattr(pickle, "loads", never)
+    for module, name in ((torch, "load"), (pickle, "load"), (pickle, "loads")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("unpickled"))
     second = Run(config(tmp_path, train__ema="0.9"))
     second.resume()
     assert second.step == 1 and unpickling == ["on"] and not hasattr(builtins, "dlm_was_here")
@@ -80,14 +74,8 @@ class Evil:
         return exec, ("import builtins; builtins.dlm_was_here = True",)
 
 
-def process(index: int, count: int) -> SimpleNamespace:
-    return SimpleNamespace(
-        process_index=index,
-        num_processes=count,
-        is_main_process=index == 0,
-        device=torch.device("cpu"),
-        distributed_type=DistributedType.NO,
-    )
+CPU = {"device": torch.device("cpu"), "distributed_type": DistributedType.NO}
+ALONE = SimpleNamespace(process_index=0, num_processes=1, is_main_process=True, **CPU)
 
 
 def net(seed: int, width: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -102,21 +90,20 @@ def net(seed: int, width: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_another_number_of_processes_reads_the_parts(tmp_path):
     """Rows in two files, as two processes of FSDP write them, read by one."""
     module, optimizer = net(0)
-    state.save(tmp_path, process(0, 1), module, optimizer, {"step": 7})
+    state.save(tmp_path, ALONE, module, optimizer, {"step": 7})
     for kind in ("model", "optimizer"):
         whole = tmp_path / f"{kind}.safetensors"
         with safe_open(whole, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         whole.unlink()
         for part, rows in enumerate((slice(0, 3), slice(3, 9))):
-            mine = {
-                n: t[rows] if t.ndim else t for n, t in tensors.items() if (t[rows].numel() if t.ndim else part == 0)
-            }
+            here = {n: t[rows] if t.ndim else t for n, t in tensors.items()}
+            mine = {n: t for n, t in here.items() if (t.numel() if tensors[n].ndim else part == 0)}
             where = {n: (rows.start if tensors[n].ndim else 0, len(tensors[n]) if tensors[n].ndim else 1) for n in mine}
             name = tmp_path / f"{kind}-{part}-of-2.safetensors"
             save_file({n: t.contiguous() for n, t in mine.items()}, name, metadata={"rows": json.dumps(where)})
     other, its = net(1)
-    assert state.load(tmp_path, process(0, 1), other, its) == {"step": 7}
+    assert state.load(tmp_path, ALONE, other, its) == {"step": 7}
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
     for one, two in zip(module.parameters(), other.parameters(), strict=True):
         a, b = optimizer.state[one], its.state[two]
@@ -124,11 +111,11 @@ def test_another_number_of_processes_reads_the_parts(tmp_path):
 
 
 def test_another_network_is_refused(tmp_path):
-    state.save(tmp_path, process(0, 1), *net(0), {})
+    state.save(tmp_path, ALONE, *net(0), {})
     with pytest.raises(
         UserError, match=r"'0.weight' is torch.float32 \(5, 3\), but in this network .* \(5, 4\); resume"
     ):
-        state.load(tmp_path, process(0, 1), *net(0, width=4))
+        state.load(tmp_path, ALONE, *net(0, width=4))
     module = nn.Sequential(nn.Linear(3, 5))
-    with pytest.raises(UserError, match=r"tensor '1.bias' is in this network or in the checkpoint, not in both"):
-        state.load(tmp_path, process(0, 1), module, torch.optim.AdamW(module.parameters()))
+    with pytest.raises(UserError, match=r"tensor '1.bias' is in this network or in the checkpoint, not both"):
+        state.load(tmp_path, ALONE, module, torch.optim.AdamW(module.parameters()))

@@ -13,6 +13,7 @@ from dlm.training.loop import train
 from dlm.training.masking import MASKINGS, Entry
 from dlm.training.masking.random import RandomMasking
 from dlm.training.run import Run
+from tests.refusals import refused
 from tests.training import autoencoder, killed
 from tests.training.runs import config, rows
 
@@ -67,8 +68,7 @@ def test_the_command_trains_it_and_optimiser_groups_are_the_models(tmp_path, cap
     ],
 )
 def test_settings_it_does_not_have_are_refused(tmp_path, overrides, message):
-    with pytest.raises(UserError, match=message):
-        Run(config(tmp_path, **{**OWN, **overrides}))
+    refused(message, lambda: Run(config(tmp_path, **{**OWN, **overrides})))
 
 
 class SpanMasking(RandomMasking):
@@ -85,12 +85,10 @@ class SpanMasking(RandomMasking):
 
 
 def test_a_masking_from_outside_trains_by_its_own_settings_and_is_refused_those_it_does_not_read(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="must be one of random, .*trajectory"):
-        config(tmp_path, objective__masking="span")
+    refused("must be one of random, .*trajectory", config, tmp_path, objective__masking="span")
     monkeypatch.setitem(MASKINGS, "span", Entry("tests.training.test_trainable:SpanMasking", ("own",), "block_causal"))
     options = {"objective__masking": "span", "objective__own__span": "3", "objective__truncate_probability": "0", "objective__block_length": "4"}  # fmt: skip
-    with pytest.raises(UserError, match="block_length = 4 is only read with masking = block or trajectory, not span"):
-        config(tmp_path, **options)
+    refused("block_length = 4 is only read with masking = block or trajectory, not span", config, tmp_path, **options)
     MASKINGS["span"] = Entry("tests.training.test_trainable:SpanMasking", ("own", "block_length"), "block_causal")
     cfg = config(tmp_path, **options, train__steps="30", train__lr="0.02")
     result = train(cfg)

@@ -1,5 +1,3 @@
-"""Looks at a run: right numbers, no influence on the run, pictures where they belong, and epochs."""
-
 import importlib.util
 import json
 import sys
@@ -8,21 +6,19 @@ import numpy as np
 import pytest
 import torch
 
+from dlm.training import pictures
 from dlm.training.look import answers, decode
 from dlm.training.loop import train
 from dlm.training.masking import masking_of
+from dlm.training.pictures import BLUE, GIVEN, ORANGE, Point, Strip
 from dlm.training.run import Run
 from dlm.training.watch import Epochs, gradient_norms
 from tests.training.runs import config, rows
 
 PLOT = importlib.util.find_spec("matplotlib") is not None
+needs_plot = pytest.mark.skipif(not PLOT, reason="needs the extra `plot`")
 WATCHED = {"watch__every": "4", "train__length": "24"}
-MASKED = {
-    "random": {},
-    "complementary": {},
-    "causal": {},
-    "block": {"objective__block_length": "4"},
-}
+MASKED = {"random": {}, "complementary": {}, "causal": {}, "block": {"objective__block_length": "4"}}
 
 
 def masked(masking):
@@ -50,9 +46,8 @@ def test_gradient_norms_are_those_of_the_optimisers_groups(tmp_path):
     run.network.embed.weight.grad = torch.full_like(run.network.embed.weight, 2.0)
     run.network.norm.weight.grad = torch.tensor([3.0] + [0.0] * 15)
     run.network.layers[0].attn_norm.weight.grad = torch.tensor([4.0] + [0.0] * 15)
-    assert gradient_norms(run.model) == pytest.approx(
-        {"embed": 2 * run.network.embed.weight.numel() ** 0.5, "scalar": 5.0}
-    )
+    norms = {"embed": 2 * run.network.embed.weight.numel() ** 0.5, "scalar": 5.0}
+    assert gradient_norms(run.model) == pytest.approx(norms)
 
 
 @pytest.mark.parametrize("masking", MASKED)
@@ -99,7 +94,7 @@ def test_without_matplotlib_numbers_are_logged_and_the_rest_is_said_once(tmp_pat
     assert len([r for r in rows(result.folder) if "sample" in r]) == 2 and not (result.folder / "pictures").exists()
 
 
-@pytest.mark.skipif(not PLOT, reason="needs the extra `plot`")
+@needs_plot
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs the extra `tensorboard`")
 @pytest.mark.filterwarnings("ignore")  # tensorboard's own
 def test_trackers_get_pictures_numbers_and_the_sample(tmp_path):
@@ -162,3 +157,50 @@ def test_an_epoch_that_is_stopped_in_goes_on_in_its_figures(tmp_path):
     figures = {"epoch": 2, "epoch_tokens": 150, "epoch_seconds": 3.0, "epoch_tokens_per_second": 50.0}
     assert other.ended(2, 350, 5.0) == figures
     assert Epochs(False).ended(1, 200, 2.0) == {} and Epochs(True).ended(None, 200, 2.0) == {}
+
+
+def colour(patch):
+    from matplotlib.colors import to_hex
+
+    return to_hex(patch.get_facecolor()).upper()
+
+
+@needs_plot
+def test_the_scatter_has_every_row_and_the_mean_of_each_eighth():
+    points = [Point(10, 0.05, 1.0), Point(10, 0.1, 3.0), Point(20, 1.0, 4.0)]
+    axes = pictures.loss_by_ratio(points).axes[0]
+    np.testing.assert_allclose(axes.collections[0].get_offsets(), [(0.05, 1.0), (0.1, 3.0), (1.0, 4.0)])
+    assert list(axes.collections[0].get_alpha()) == pytest.approx([0.2, 0.2, 0.9])
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [(1 / 16, 2.0), (15 / 16, 4.0)])
+    assert "steps 10 (pale) to 20 (dark)" in axes.get_title() and "nats" in axes.get_ylabel()
+
+
+@needs_plot
+def test_the_trajectory_lays_tokens_in_lines_coloured_by_their_step():
+    steps = [*range(18)][::-1]
+    axes = pictures.trajectory(["a"] * 17 + ["$\n    é"], steps).axes[0]
+    cells = axes.images[0].get_array().filled(-1)
+    assert cells.shape == (2, 16) and list(cells[0]) == steps[:16] and list(cells[1]) == [1, 0] + [-1] * 14
+    assert axes.texts[-1].get_text() == "$↵4·\\xe9" and "18 tokens in 18 steps" in axes.get_title()
+
+
+@needs_plot
+def test_the_strip_has_a_bar_for_each_token_asked():
+    strips = [
+        Strip([True, False, True], [True, False, False], [0.9, 0.0, 0.2]),
+        Strip([True] * 3, [False] * 3, [0.1] * 3),
+    ]
+    one, two = pictures.confidence_strip(["x", " y", "\n"], strips).axes
+    bars = {(round(p.get_x() + p.get_width() / 2), colour(p)): p.get_height() for p in one.patches}
+    assert bars == {(0, BLUE): 0.9, (1, GIVEN): 1, (2, ORANGE): 0.2}
+    assert one.get_ylabel() == "67% asked\n50% right" and two.get_ylabel() == "100% asked\n0% right"
+    assert [label.get_text() for label in two.get_xticklabels()] == ["x", "·y", "↵"]
+
+
+@needs_plot
+def test_files_and_pixels(tmp_path):
+    figure = pictures.trajectory(["a"], [0])
+    pictures.save(figure, tmp_path / "deep" / "a.png")
+    assert (tmp_path / "deep" / "a.png").read_bytes().startswith(b"\x89PNG")
+    seen = pictures.pixels(figure)
+    assert seen.dtype == np.uint8 and seen.ndim == 3 and seen.shape[2] == 3 and len(np.unique(seen)) > 2

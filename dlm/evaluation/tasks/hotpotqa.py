@@ -1,8 +1,7 @@
 """HotpotQA (arXiv 1809.09600): questions whose answer is a few words."""
 
-from dlm.evaluation.answers import STOP, TEXT, answering, marked
+from dlm.evaluation.answers import STOP, TEXT, answering, f1, marked, normalise
 from dlm.evaluation.task import Grade, Question, Task
-from dlm.evaluation.words import f1, normalise
 
 
 class HotpotQA(Task):

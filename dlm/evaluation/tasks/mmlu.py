@@ -5,9 +5,8 @@ import string
 from collections.abc import Sequence
 
 from dlm.errors import UserError
-from dlm.evaluation.answers import TEXT, answering, marked
+from dlm.evaluation.answers import TEXT, answering, marked, normalise
 from dlm.evaluation.task import Grade, Question, Task
-from dlm.evaluation.words import normalise
 
 LETTERS = string.ascii_uppercase
 # A label alone, before its text, in a phrase, as a number; "A" and "I" at the start of a sentence are words.
@@ -35,9 +34,8 @@ class MMLU(Task):
         if not choices:
             raise UserError("`choices` is empty; source mmlu needs the list of answers to choose from")
         if choice_of(question.answer, choices, numbered=True) is None:
-            raise UserError(
-                f"`answer` = {question.answer!r} is none of the {len(choices)} choices (number, letter or text)"
-            )
+            kinds = f"none of the {len(choices)} choices (number, letter or text)"
+            raise UserError(f"`answer` = {question.answer!r} is {kinds}")
 
     def grade(self, text: str, question: Question) -> Grade:
         text, choices = answering(text), question.choices
@@ -53,7 +51,6 @@ class MMLU(Task):
 
 
 def letter(index: int) -> str:
-    """The name of a choice."""
     return LETTERS[index] if index < len(LETTERS) else str(index)
 
 

@@ -5,6 +5,30 @@ from typing import Any
 from transformers import PretrainedConfig
 
 ATTENTION = ("bidirectional", "causal", "block_causal")
+DEFAULTS = {
+    "vocab_size": 32_000,
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "intermediate_size": 704,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "position_embedding": "rope",
+    "rotary_dim": None,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "qkv_bias": False,
+    "o_bias": False,
+    "mlp_bias": False,
+    "qk_norm": False,
+    "attention": "bidirectional",
+    "block_length": None,
+    "shifted_logits": False,
+    "mask_in_softmax": False,
+    "mask_token_id": None,
+    "initializer_range": 0.02,
+    "moe": None,
+}
 
 
 class DLMConfig(PretrainedConfig):
@@ -26,67 +50,15 @@ class DLMConfig(PretrainedConfig):
 
     model_type = "dlm"
 
-    def __init__(
-        self,
-        vocab_size: int = 32_000,
-        hidden_size: int = 256,
-        num_hidden_layers: int = 6,
-        num_attention_heads: int = 4,
-        num_key_value_heads: int = 4,
-        head_dim: int = 64,
-        intermediate_size: int = 704,
-        position_embedding: str = "rope",
-        rope_theta: float = 10_000.0,
-        rotary_dim: int | None = None,
-        rope_scaling: dict[str, Any] | None = None,
-        rope_parameters: dict[str, Any] | None = None,
-        max_position_embeddings: int = 2048,
-        rms_norm_eps: float = 1e-6,
-        qkv_bias: bool = False,
-        o_bias: bool = False,
-        mlp_bias: bool = False,
-        qk_norm: bool = False,
-        attention: str = "bidirectional",
-        block_length: int | None = None,
-        shifted_logits: bool = False,
-        mask_in_softmax: bool = False,
-        mask_token_id: int | None = None,
-        initializer_range: float = 0.02,
-        moe: dict[str, Any] | None = None,
-        tie_word_embeddings: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        if attention not in ATTENTION:
-            raise ValueError(f"attention={attention!r} is not known; use one of {', '.join(ATTENTION)}")
-        if attention == "block_causal" and not block_length:
+    def __init__(self, **kwargs: Any) -> None:
+        for name, default in DEFAULTS.items():
+            setattr(self, name, kwargs.pop(name, default))
+        if self.attention not in ATTENTION:
+            raise ValueError(f"attention={self.attention!r} is not known; use one of {', '.join(ATTENTION)}")
+        if self.attention == "block_causal" and not self.block_length:
             raise ValueError("attention='block_causal' needs block_length")
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads
-        self.head_dim = head_dim
-        self.intermediate_size = intermediate_size
-        self.position_embedding = position_embedding
-        self.rotary_dim = rotary_dim
         # One dictionary, as transformers 5 spells it; the two older keys are read as well.
-        self.rope_parameters = {
-            "rope_type": "default",
-            "rope_theta": rope_theta,
-            **(rope_scaling or rope_parameters or {}),
-        }
-        self.max_position_embeddings = max_position_embeddings
-        self.rms_norm_eps = rms_norm_eps
-        self.qkv_bias = qkv_bias
-        self.o_bias = o_bias
-        self.mlp_bias = mlp_bias
-        self.qk_norm = qk_norm
-        self.attention = attention
-        self.block_length = block_length
-        self.shifted_logits = shifted_logits
-        self.mask_in_softmax = mask_in_softmax
-        self.mask_token_id = mask_token_id
-        self.initializer_range = initializer_range
-        self.moe = moe
-        kwargs["tie_word_embeddings"] = tie_word_embeddings
-        super().__init__(**kwargs)
+        rope = {"rope_type": "default", "rope_theta": kwargs.pop("rope_theta", 10_000.0)}
+        scaling, parameters = kwargs.pop("rope_scaling", None), kwargs.pop("rope_parameters", None)
+        self.rope_parameters = {**rope, **(scaling or parameters or {})}
+        super().__init__(**{"tie_word_embeddings": False, **kwargs})

@@ -325,10 +325,8 @@ class DLMForMaskedLM(PreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         embeds = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if attention_mask is not None and attention_mask.shape != embeds.shape[:2]:
-            raise ValueError(
-                f"attention_mask of shape {tuple(attention_mask.shape)} should be {tuple(embeds.shape[:2])}"
-            )
+        if attention_mask is not None and (shape := attention_mask.shape) != embeds.shape[:2]:
+            raise ValueError(f"attention_mask of shape {tuple(shape)} should be {tuple(embeds.shape[:2])}")
         if position_ids is None:
             position_ids = torch.arange(embeds.shape[1], device=embeds.device)[None]
         positions = position_ids.expand(embeds.shape[:2])

@@ -1,12 +1,10 @@
-"""Graders on what models write: every source, well-formed, sloppy and adversarial."""
-
 import pytest
 
+from dlm.evaluation.answers import f1, normalise
 from dlm.evaluation.questions import grade
 from dlm.evaluation.task import Grade, Question
 from dlm.evaluation.tasks import TASKS
 from dlm.evaluation.tasks.mmlu import choice_of
-from dlm.evaluation.words import f1, normalise
 
 GSM8K = [
     ("She has 40 + 105 = 145 points.\n#### 145", "145", True),
@@ -97,16 +95,8 @@ MATH = [
         "\\begin{pmatrix} 16/49 \\\\ 48/49 \\\\ 24/49 \\end{pmatrix}",
         True,
     ),
-    (
-        "\\boxed{\\begin{bmatrix}16/49\\\\48/49\\\\24/49\\end{bmatrix}}",
-        "\\begin{pmatrix} 16/49 \\\\ 48/49 \\\\ 24/49 \\end{pmatrix}",
-        True,
-    ),
-    (
-        "\\boxed{\\begin{pmatrix}16/49 & 48/49 & 24/49\\end{pmatrix}}",
-        "\\begin{pmatrix} 16/49 \\\\ 48/49 \\\\ 24/49 \\end{pmatrix}",
-        False,
-    ),
+    ("\\boxed{\\begin{bmatrix}16/49\\\\48/49\\\\24/49\\end{bmatrix}}", "\\begin{pmatrix} 16/49 \\\\ 48/49 \\\\ 24/49 \\end{pmatrix}", True),
+    ("\\boxed{\\begin{pmatrix}16/49 & 48/49 & 24/49\\end{pmatrix}}", "\\begin{pmatrix} 16/49 \\\\ 48/49 \\\\ 24/49 \\end{pmatrix}", False),
     ("\\boxed{x = 1, x = -2}", "-2, 1", True),
     ("\\boxed{1 \\text{ and } -2}", "-2,1", True),
     ("\\boxed{\\{1, -2\\}}", "-2,1", True),
@@ -164,7 +154,7 @@ MATH = [
     ("\\boxed{\\log_2 8}", "3", True),
     ("\\boxed{|{-3}|}", "3", True),
     ("\\boxed{3 + 4i}", "4i+3", True),
-]
+]  # fmt: skip
 COLOURS = ("red", "green", "blue", "dark green")
 COUNTS = ("3", "20", "23", "46")
 SENTENCES = ("Accurate but not precise", "Precise but not accurate", "Both accurate and precise", "Neither of them")
@@ -261,23 +251,7 @@ def test_squad_normalisation_and_f1():
 
 
 def test_every_grader_survives_noise():
-    noise = [
-        "\\boxed{" * 50,
-        "{" * 300,
-        "$" * 99,
-        "####",
-        "answer is",
-        "\\frac{",
-        "(((",
-        "\x00",
-        "²",
-        "%",
-        "-",
-        "=",
-        "|",
-        "_",
-        "\\",
-    ]
+    noise = ["\\boxed{" * 50, "{" * 300, "$" * 99, "####", "answer is", "\\frac{", "(((", "\x00", *"²%-=|_\\"]
     for name in TASKS:
         for text in noise:
             assert not graded(text, "7", name, "abcdefgh").correct

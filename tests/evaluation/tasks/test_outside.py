@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-import dlm
 from dlm.cli import bench
 from dlm.evaluation import TASKS, Grade, Question, Task, evaluate
 from dlm.inference.request import Generation
 from tests.inference.tiny import text_lm
+from tests.refusals import refused
 
 
 class Backwards(Task):
@@ -46,11 +46,6 @@ def test_by_the_library(monkeypatch):
     assert (found.right.hits, found.right.total) == (2, 3)
 
 
-def test_by_the_library_with_a_real_model():
-    found = evaluate(text_lm(), "backwards", limit=2, gen_length=4)
-    assert len(found.generations) == 2 and found.right.total == 2
-
-
 def test_as_rows_of_a_dataset(monkeypatch, tmp_path):
     rows = [{"question": word, "answer": word[::-1], "source": "backwards"} for word in Backwards.WORDS]
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"question": "1+1", "source": "gsm8k"}])))
@@ -70,5 +65,4 @@ def test_by_the_command(tmp_path, capsys):
 
 
 def test_something_else_than_a_model():
-    with pytest.raises(dlm.UserError, match=r"evaluate\(\): expected a loaded model, not .pico."):
-        evaluate("pico", "backwards")
+    refused(r"evaluate\(\): expected a loaded model, not .pico.", evaluate, "pico", "backwards")

@@ -1,9 +1,13 @@
-"""Proof that every state of thousands of traces comes back: each canvas is kept, and compared after each step.
+"""Every state of thousands of traces comes back: each canvas is kept, and compared after each step.
+
+    python -m tests.trace.states --traces 10000      # prints a summary; fails at the first state that differs
 
 A fifth of the traces are decoded by the engine, with tiny random models of every attention kind, under every rule. The
 others are made by dice, which reach 4,096 tokens and 1,024 steps soon enough.
 """
 
+import argparse
+import json
 import sys
 import tempfile
 from collections import Counter
@@ -14,12 +18,20 @@ from typing import Any
 
 import numpy as np
 
+import dlm
+from dlm.diffusion.unmask import RULES
+from dlm.inference.readers import READ_BY
+from dlm.inference.request import StepEvent
+from dlm.trace import TraceStore
+from tests.inference.tiny import tiny_lm
+from tests.trace.synthetic import anything
+
 LONGEST, MOST_STEPS = 4096, 1024
 BY_ENGINE = 5  # of so many traces one
 Canvases = list[np.ndarray]
 
 MODELS: dict[str, dict[str, Any]] = {
-    "bidirectional": {},
+    "bidirectional": {"max_position_embeddings": 4096},
     "block_causal": {"model_type": "sdar", "attention": "block_causal", "block_length": 4},
     "causal": {
         "model_type": "llama",
@@ -40,10 +52,6 @@ LARGE = (  # what a tiny model takes long for, a few times
 
 def states(traces: int) -> dict[str, Any]:
     """Record so many traces, read each back, and compare every state with the canvas the sampler had."""
-    from dlm.trace import TraceStore
-
-    sys.path.insert(0, str(Path(__file__).parents[2]))  # for the tests' samplers
-
     rng, seen, sizes, revised = np.random.default_rng(0), Counter(), Counter(), 0
     with tempfile.TemporaryDirectory() as folder, TraceStore(Path(folder) / "traces.db", "none") as store:
         decoded = by_engine(store, rng)
@@ -76,21 +84,15 @@ def states(traces: int) -> dict[str, Any]:
     }
 
 
-def by_dice(store: Any, rng: np.random.Generator, number: int) -> tuple[str, list[str], Canvases]:
+def by_dice(store: TraceStore, rng: np.random.Generator, number: int) -> tuple[str, list[str], Canvases]:
     """A sampler made of dice, of any length and number of steps."""
-    from tests.trace.synthetic import anything
-
     made = anything(rng, LONGEST, MOST_STEPS, name=f"dice {number}")
     store.put(made.trace)
     return made.trace.request_id, ["dice"], made.canvases
 
 
-def by_engine(store: Any, rng: np.random.Generator) -> Iterator[tuple[str, list[str], Canvases]]:
+def by_engine(store: TraceStore, rng: np.random.Generator) -> Iterator[tuple[str, list[str], Canvases]]:
     """Requests in batches, under settings at random; the canvases are those that the engine tells at each step."""
-    import dlm
-    from dlm.inference.request import StepEvent
-    from tests.inference.tiny import tiny_lm
-
     lms = {kind: tiny_lm(4, spread=0.4, **fields) for kind, fields in MODELS.items()}
     number = 0
     for batch in count():
@@ -127,7 +129,6 @@ def by_engine(store: Any, rng: np.random.Generator) -> Iterator[tuple[str, list[
 
 def drawn(rng: np.random.Generator) -> tuple[str, dict[str, Any], bool]:
     """A kind of model, settings, and whether there are holes to fill."""
-    from dlm.diffusion.unmask import RULES
 
     def chance(p: float) -> bool:
         return bool(rng.random() < p)
@@ -140,9 +141,12 @@ def drawn(rng: np.random.Generator) -> tuple[str, dict[str, Any], bool]:
         "cache": str(rng.choice(CACHES[kind])),
         "seed": int(rng.integers(1000)),
         "temperature": float(rng.choice([0.0, 0.7, 1.5])),
-        "threshold": float(rng.uniform(0.1, 0.9)),
     }
+    threshold = float(rng.uniform(0.1, 0.9))
+    if settings["rule"] in READ_BY["threshold"]:
+        settings["threshold"] = threshold
     if kind == "causal":
+        settings.pop("threshold", None)
         return kind, {**settings, "gen_length": block, "rule": "low_confidence"}, False
     holes = chance(0.25)
     settings |= {"edit_threshold": 0.25} if chance(0.3) else {}
@@ -157,3 +161,9 @@ def drawn(rng: np.random.Generator) -> tuple[str, dict[str, Any], bool]:
     if chance(0.2):
         return kind, {**settings, "gen_length": "auto", "max_gen_length": block * blocks}, False
     return kind, {**settings, "gen_length": block * blocks, "steps": blocks * int(rng.integers(1, block + 1))}, False
+
+
+if __name__ == "__main__":
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--traces", type=int, default=10_000)
+    print(json.dumps(states(words.parse_args().traces), indent=1))

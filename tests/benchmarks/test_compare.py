@@ -14,16 +14,12 @@ import dlm
 from dlm.training.loop import train
 from tests.training.runs import config
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "compare.py"
 ALONE = {"train.out", "train.init_from", "train.lr", "data", "objective", "align"}
 
 
-@pytest.fixture(scope="module")
-def compare():
-    spec = importlib.util.spec_from_file_location("benchmark_compare", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def compare(script):
+    return script("compare")
 
 
 def test_rows_differ_in_what_they_are_about_alone(compare):
@@ -87,11 +83,12 @@ def test_a_token_a_forward_reveals_the_surest_first(compare, tmp_path, monkeypat
     assert (found["tpf"], found["bits"]) == (1.0, pytest.approx(nats / 6 / math.log(2), rel=1e-5))
 
 
-def test_equal_quality_is_read_between_thresholds(compare):
+def test_equal_quality_is_read_between_thresholds(script):
+    grid = script("grid")
     frontier = [{"tpf": 1.0, "bits": 2.0}, {"tpf": 2.0, "bits": 2.2}, {"tpf": 4.0, "bits": 3.0}]
-    assert compare.at_equal_quality(frontier, 2.1) == pytest.approx(1.5)
-    assert compare.at_equal_quality(frontier, 2.0) == 1.0 and compare.at_equal_quality(frontier, 1.9) is None
-    assert compare.at_equal_quality(frontier, 9.0) == 4.0
+    assert grid.at_equal_quality(frontier, 2.1) == pytest.approx(1.5)
+    assert grid.at_equal_quality(frontier, 2.0) == 1.0 and grid.at_equal_quality(frontier, 1.9) is None
+    assert grid.at_equal_quality(frontier, 9.0) == 4.0
 
 
 def result(bits, start=None, **more):
@@ -138,10 +135,7 @@ def test_rows_that_fail_fail_alone_and_what_is_finished_is_kept(compare, tmp_pat
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra `plot`")
 def test_the_plot(compare, tmp_path):
-    results = {
-        "ar": {0: result(2.0), 1: result(2.1)},
-        "block": {0: {"failed": "no"}},
-        "random": {n: result(3.0) for n in (0, 1)},
-    }
+    results = {"ar": {0: result(2.0), 1: result(2.1)}, "block": {0: {"failed": "no"}}}
+    results |= {"random": {n: result(3.0) for n in (0, 1)}}
     compare.plot(compare.summary(results), tmp_path / "compare.png")
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
