@@ -37,6 +37,7 @@ COMMAND = Command(
         ),
         Flag("--chat", help="Talk with the model, turn by turn, through its chat template."),
         Flag("--quiet", help="Print the text alone.", sets="output.quiet"),
+        Flag("--url", "ADDRESS", "Have the dlm-serve there decode, and load nothing here."),
     ),
 )
 
@@ -46,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: InferConfig, options: Options) -> None:
+    if (url := options.value("--url")) is not None:
+        from .remote import decode_there
+
+        return decode_there(url, config, options)
     if "--chat" in options.given:
         from .chat import chat
 

@@ -49,7 +49,8 @@ class Client:
 
     def get(self, path: str) -> Any:
         """The JSON there."""
-        with closing(self._sent("GET", path, None)[0]) as response:
+        response, connection = self._sent("GET", path, None)
+        with closing(connection), closing(response):
             return self._json(response)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:

@@ -190,6 +190,7 @@ class Runner:
             if not self.engine.has_work:
                 self._wake.wait(IDLE)
                 continue
+            self.engine.batch.ended.clear()  # nobody here asks late
             try:
                 self._told.extend((event.request_id, event) for event in self.engine.step())
                 self.failures = 0

@@ -41,9 +41,10 @@ def main() -> int:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline().rsplit(":", 1)[1])
-        for _ in range(3):  # what is kept from then on is there
-            overload(port, 3, options)
-        before = state(process.pid, port)
+        cut(port, 200)  # as much as is ever under way, so that what is allocated once is there
+        slow(port, options.slow)
+        overload(port, 5, options)
+        before = settled(process.pid, port)
         print(f"before: {before}")
         cut(port, options.cut)
         print(f"{options.cut} cut: {settled(process.pid, port)}")
