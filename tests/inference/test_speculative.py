@@ -121,6 +121,8 @@ def test_a_crowd_with_and_without_a_draft_some_cancelled_pages_short():
         for event in engine.step():
             if event.last:
                 results[event.request_id] = event.result
+        for seq in engine.batch.sequences.values():  # no draft outlives its step
+            assert (seq.canvas.tokens[seq.canvas.masked] == seq.canvas.mask_id).all()
         under_way = cancelled & set(engine.batch.sequences)
         for name in under_way:
             if engine.batch.sequences[name].nfe >= 3 or name == "30":
