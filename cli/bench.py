@@ -1,4 +1,4 @@
-"""`dlm-bench`: measure decoding, load, quality, training and tokenizers."""
+"""`dlm-bench`: measure decoding, load, quality, training, tokenizers and servers."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ MODEL_KEYS = {"quality": "quality.models", "tokenizer": "tokenizer.path"}
 SUMMARY = (
     "Measure: dlm-bench [SUBCOMMAND] [OPTION]…, where SUBCOMMAND is one of "
     f"{', '.join(SUBCOMMANDS)}; without one, all sections that the config has. infer: a dataset's questions answered "
-    "by the engine and by plain decoding, and traffic where there is a [load]. Prints tables, writes JSON, draws a plot."
+    "by the engine and by plain decoding, and traffic where there is a [load]; serve: a server's latencies. Prints tables, writes JSON, draws a plot."
 )
 
 FLAGS = (

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sqlite3
+import struct
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import export, infer, show, tokenizer, trace, train
+from dlm.cli import export, infer, serve, show, tokenizer, trace, train
 from dlm.trace.connection import APPLICATION, TABLES
 from tests.hostile.checkpoints import CHECKPOINTS, indexed, raw
 from tests.hostile.checkpoints import config as changed
 
 COMMANDS = {"dlm-infer": infer.main, "dlm-train": train.main, "dlm-tokenizer": tokenizer.main}
-COMMANDS |= {"dlm-export": export.main, "dlm-trace": trace.main}
+COMMANDS |= {"dlm-export": export.main, "dlm-trace": trace.main, "dlm-serve": serve.main}
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 
 
@@ -35,6 +36,10 @@ class Case:
     files: dict[str, str | bytes] = field(default_factory=dict)
     stdin: str | None = None
     edit: Callable[[Path], None] | None = None  # spoils a good checkpoint, ./model
+
+
+MAMBA = b"GGUF" + struct.pack("<IQQQ20sIQ5s", 3, 0, 1, 20, b"general.architecture", 8, 5, b"mamba")
+"""The header of a GGUF file, and all of it."""
 
 
 def case(room: str, what: str, argv: str, *says: str, **more) -> Case:
@@ -71,6 +76,7 @@ STORE = database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 MY = "dlm-infer --config my.toml"
+GGUF = "dlm-infer --model ./m.gguf --prompt x"
 LOAD = "dlm-infer --model.name ./model --prompt x"
 TEXT = "dlm-tokenizer --config my.toml"
 TINY = "dlm-train --config my.toml"
@@ -109,6 +115,10 @@ CASES = [
     case("data", "training without a tokenizer", "dlm-train --train.out run --train.steps 50", "train.tokenizer is not set"),
     case("checkpoint", "no such model", "dlm-infer --model.name piko --prompt x", "piko", "bundled models"),
     case("checkpoint", "a file for a folder", "dlm-infer --model.name ./my.toml --prompt x", "is a file; give the checkpoint's folder", files=config("")),
+    case("checkpoint", "a GGUF file that is none", GGUF, "m.gguf is no GGUF file", files={"m.gguf": "hello"}),
+    case("checkpoint", "a GGUF file that is cut off", GGUF, "m.gguf is cut off", files={"m.gguf": MAMBA[:60]}),
+    case("checkpoint", "a GGUF file of another architecture", GGUF, "general.architecture = 'mamba' is not supported; known: llama", files={"m.gguf": MAMBA}),
+    case("checkpoint", "a misspelt GGUF file", "dlm-infer --model ./n.gguf --prompt x", "no such file; did you mean m.gguf?", files={"m.gguf": MAMBA}),
     case("checkpoint", "a folder without config.json", LOAD, "config.json", edit=without("config.json")),
     case("checkpoint", "a config.json that is not JSON", LOAD, "config.json cannot be read as json", edit=cut("config.json", 20)),
     case("checkpoint", "an unknown family", LOAD, "model_type", "bert", "llada", edit=changed(model_type="bert")),
@@ -229,6 +239,12 @@ CASES = [
     case("config", "a seed of 2**70", "dlm-infer --model.name ./model --prompt x --sampler.seed 1180591620717411303424", "sampler.seed = 1180591620717411303424: must be less than"),
     case("config", "a model of a million layers", "dlm-train --train.tokenizer ./model --train.out run --model.num_hidden_layers 1000000", "model.num_hidden_layers = 1000000: must be less than or equal to 4096"),
     case("config", "a model larger than the machine", "dlm-train --train.tokenizer ./model --train.out run --train.steps 50 --model.hidden_size 1048576 --model.intermediate_size 1048576", "[model]: the weights take", "GiB in all"),
+    case("server", "a file of keys that is not there", "dlm-serve --serve.api_keys_file keys.txt", "serve.api_keys_file = 'keys.txt'", "cannot be read"),
+    case("server", "a key that can be guessed", "dlm-serve --serve.api_keys_file keys.txt", "keys.txt: key 1 must be at least 8", files={"keys.txt": "secret"}),
+    case("server", "an address of another machine", "dlm-serve --serve.host 192.0.2.1 --serve.port 0", "serve.host = '192.0.2.1'", "another --serve.port"),
+    case("server", "an origin that is none", "dlm-serve --serve.cors_origins example.org", "'example.org' is no origin", "https://example.org"),
+    case("server", "a seed for all", "dlm-serve --sampler.seed 3", "[sampler] seed is each request's own here"),
+    case("server", "a queue in two places", "dlm-serve --engine.max_waiting 3", "[engine] max_waiting is set by [serve] max_waiting"),
 ]  # fmt: skip
 
 

@@ -48,11 +48,11 @@ LIGHT_STARTS = [
     "import dlm.config, dlm.inference.config, dlm.data.config, dlm.training.config, dlm.models.config",
     *(
         f"from dlm.cli.{name} import main; main(['--help'])"
-        for name in ("infer", "train", "prepare", "tokenizer", "bench", "replay", "trace", "export")
+        for name in ("infer", "train", "prepare", "tokenizer", "bench", "replay", "trace", "export", "serve", "batch")
     ),
     *(
         f"from dlm.cli.{name} import main; main(['--print-config'])"
-        for name in ("infer", "train", "tokenizer", "bench")
+        for name in ("infer", "train", "tokenizer", "bench", "serve", "batch")
     ),
     "from dlm.cli.infer import main; assert main(['--config', 'quickstart', '--print-config']) == 0",
     "from dlm.cli.prepare import main; assert main(['trajectories', '--print-config']) == 0",
@@ -80,7 +80,7 @@ def test_wheel_claims_one_name_and_carries_its_data(tmp_path):
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"dlm"}
     for needed in ("py.typed", "cli/infer.py", "configs/quickstart.toml", "bundled/tiny/config.json", "data/config.py"):
         assert f"dlm/{needed}" in names
-    shipped = {path.name for path in (ROOT / "configs").glob("*.toml")}
+    shipped = {path.name for folder in ("configs", "configs/eval") for path in (ROOT / folder).glob("*.toml")}
     assert shipped == {name.split("/")[-1] for name in names if re.match(r"dlm/configs/.*\.toml", name)}
 
 

@@ -147,6 +147,37 @@ class TokenizerBenchSection(Section):
     file: Path | None = Field(default=None, description="A UTF-8 text file; none: the standard library.")
 
 
+class ServeBenchSection(Section):
+    """[serve]: traffic over HTTP, to `dlm-serve` or any server of OpenAI's protocol."""
+
+    url: str = Field(default="http://127.0.0.1:8000", min_length=1, description="The server's address.")
+    model: str | None = Field(default=None, min_length=1, description="The model's id; none: the first one served.")
+    rates: tuple[float, ...] = Field(default=(1.0, 4.0), description="Poisson arrivals: requests a second, each a run.")
+    in_flight: tuple[int, ...] = Field(default=(1, 8), description="Closed loop: requests under way, each a run.")
+    requests: int = Field(default=32, ge=1, le=100_000, description="Requests a run.")
+    max_tokens: int = Field(default=64, ge=1, description="Tokens of an answer, at most.")
+    temperature: float = Field(default=0.0, ge=0, description="0 takes the most probable token.")
+    chat: bool = Field(default=False, description="Ask /v1/chat/completions.")
+    prompts: tuple[str, ...] = Field(
+        default=("import os\n", "def area(r):\n", "class File:\n"), min_length=1, description="Taken in turn."
+    )
+    sampler: dict[str, Any] = Field(default={}, description="Further fields of the request, by their names.")
+    first_within: float = Field(default=1.0, gt=0, description="Goodput: seconds to the first block, at most.")
+    whole_within: float = Field(default=10.0, gt=0, description="Goodput: seconds to the end, at most.")
+    warmup: int = Field(default=2, ge=0, description="Requests beforehand that are not counted.")
+    seed: int = Field(default=0, ge=0, description="Of arrivals; request i has the seed `seed` + i.")
+    plot: Path | None = Field(default=Path("bench-serve.png"), description="Latencies over the load; none: no plot.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ServeBenchSection":
+        for name, values in (("rates", self.rates), ("in_flight", self.in_flight)):
+            if any(value <= 0 for value in values):
+                raise ValueError(f"{name} = {list(values)}: each must be above 0")
+        if not self.rates and not self.in_flight:
+            raise ValueError("rates and in_flight are both empty: give one of them a value")
+        return self
+
+
 class OutputSection(Section):
     """[output]: where results go beside the tables."""
 
@@ -165,5 +196,6 @@ class BenchConfig(Section):
     quality: QualitySection | None = Field(default=None, description="Quality against TPF.")
     train: TrainBenchSection | None = Field(default=None, description="Training steps.")
     tokenizer: TokenizerBenchSection | None = Field(default=None, description="Text to tokens and back.")
+    serve: ServeBenchSection | None = Field(default=None, description="Traffic over HTTP.")
     output: OutputSection = Field(default=OutputSection(), description="Where results go.")
     threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads; none: torch's choice.")

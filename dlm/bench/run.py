@@ -18,6 +18,7 @@ SUBCOMMANDS = {
     "quality": ("quality",),
     "train": ("train",),
     "tokenizer": ("tokenizer",),
+    "serve": ("serve",),
 }
 """Word on the command line -> sections. The first is run in any case, others where the config has them."""
 
@@ -67,4 +68,5 @@ SECTIONS = {
     "quality": _section("quality"),
     "train": _section("train"),
     "tokenizer": _section("tokenizer"),
+    "serve": _section("serve"),
 }

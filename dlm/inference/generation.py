@@ -69,7 +69,7 @@ def generate(
     return continue_all(lm, prompts, sampler, engine, trace, request_ids, batch_size, on_step, draft)
 
 
-@keywords(SamplerConfig, EngineConfig, without=(*HOLES, *ENGINE_ALONE))
+@keywords(SamplerConfig, EngineConfig, without=(*HOLES, *DRAFTED, *ENGINE_ALONE))
 def infill(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
@@ -94,6 +94,9 @@ def infill(
     hole ends nothing: it is a token like others, and `.text` and `.holes` do not show it. Otherwise as `generate`.
     """
     sampler, engine = settings_of("infill()", settings, holes=True, others=OWN)
+    for name in DRAFTED:
+        if name in settings:
+            raise UserError(f"infill(): {name} is of a draft, which continues a text and fills no holes: leave it out")
     return fill_all(lm, prompts, sampler, engine, trace, request_ids, batch_size, on_step)
 
 
@@ -111,7 +114,9 @@ def continue_all(
     """`generate` with its settings as objects."""
     _check_size(batch_size)
     names = {"where": "generate()", "request_ids": request_ids, "unique": trace is not None}
-    require_wanted({name for name in DRAFTED if getattr(sampler, name) != DRAFTED[name]}, draft is not None, "generate()")
+    require_wanted(
+        {name for name in DRAFTED if getattr(sampler, name) != DRAFTED[name]}, draft is not None, "generate()"
+    )
     decodings = continuations(lm, prompts, sampler, **names)
     draft = named(draft, lm, "generate()")
     if not decodings:

@@ -1,0 +1,58 @@
+"""What `dlm-batch` reads, and how both commands find Ray. Nothing here needs torch."""
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+
+from dlm.inference.config import MOST, EngineConfig, ModelSection, SamplerConfig
+from dlm.inference.readers import SAMPLER_READERS
+from dlm.reading import judged, unread
+
+
+class BatchSection(BaseModel):
+    """[batch]: prompts in, answers out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: str | None = Field(
+        default=None, description="JSONL or Parquet of prompts: a path, or a URL that fsspec knows (s3://…)."
+    )
+    output: str | None = Field(
+        default=None, description="Folder of the answers: a path or a URL; one that is there goes on."
+    )
+    rows_per_part: int = Field(default=64, ge=1, le=MOST, description="Rows of a part, which is decoded together.")
+    seed: int = Field(default=0, ge=0, description="With a row's id, the seed of rows that have none of their own.")
+    actors: int = Field(default=1, ge=1, le=4096, description="Engines that work side by side; more than one need Ray.")
+
+
+class RaySection(BaseModel):
+    """[ray]: the cluster."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: str | None = Field(
+        default=None, min_length=1, description="Address of the cluster, or auto; none: a Ray of this machine's own."
+    )
+    num_cpus: float = Field(default=1.0, gt=0, le=1024, description="CPUs of each engine; its threads, too.")
+    num_gpus: float = Field(default=0.0, ge=0, le=64, description="GPUs of each engine.")
+
+
+class BatchConfig(BaseModel):
+    """Everything `dlm-batch` reads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    model: ModelSection = Field(default=ModelSection(), description="The model.")
+    sampler: SamplerConfig = Field(default=SamplerConfig(), description="The sampler of rows that say nothing else.")
+    engine: EngineConfig = Field(default=EngineConfig(), description="How rows run together.")
+    batch: BatchSection = Field(default=BatchSection(), description="Prompts in, answers out.")
+    ray: RaySection = Field(default=RaySection(), description="The cluster.")
+
+    @model_validator(mode="after")
+    def _fits_together(self, info: ValidationInfo) -> "BatchConfig":
+        for name in judged(self.sampler, SAMPLER_READERS, info, "sampler"):
+            if (problem := unread(self.sampler, SAMPLER_READERS, [name])) is not None:
+                raise ValueError(f"[sampler] {problem}")
+        for name in ("seed", "num_samples"):
+            default = SamplerConfig.model_fields[name].default
+            if name in self.sampler.model_fields_set and getattr(self.sampler, name) != default:
+                raise ValueError(f"[sampler] {name} is not read here: give [batch] seed, or rows of their own")
+        return self
