@@ -166,6 +166,8 @@ class Canvas:
     def after(self, decision: Decision) -> np.ndarray:
         """A copy of the tokens shown to the network, as they will be when `decision` is applied."""
         tokens = self.tokens[: self.length].copy()
+        if decision.drafted is not None:  # what was refused goes
+            tokens[self.columns] = self.mask_id
         changed = decision.commit if decision.edited is None else decision.commit | decision.edited
         tokens[self.columns[changed]] = decision.token[changed]
         if decision.remasked is not None:

@@ -13,7 +13,7 @@ from dlm.inference.messages import as_texts, is_conversation
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
 from dlm.inference.request import Request
-from dlm.inference.strategies import STRATEGIES
+from dlm.inference.strategies import CHOSEN, STRATEGIES
 from dlm.models.lm import LM
 from dlm.models.required import require_lm
 
@@ -103,7 +103,7 @@ def infillings(
 
 
 def _require_strategy(name: str, where: str) -> None:
-    known = [known for known in STRATEGIES if known != "infilling"]
+    known = [known for known in STRATEGIES if known not in CHOSEN]
     if name not in known:
         raise UserError(f"{where}: strategy = {name!r}: expected one of {', '.join(known)}{nearest(name, known)}")
 

@@ -18,6 +18,8 @@ from dlm.models.lm import LM
 SET, MASK, REPLACE, ACCEPT, REJECT = range(5)
 """A mask became a token, a token became a mask again, a token became another, a draft was kept, a draft was refused: the
 numbers traces use."""
+NO_MASK = -1
+"""What a trace has in place of a mask where the family has none."""
 
 
 class Recorder(Protocol):
@@ -140,8 +142,16 @@ def note(recorder: Recorder, seq: Sequence, decision: Decision) -> None:
         confidence=None if decision.confidence is None else decision.confidence[where],
         topk=None if decision.topk is None else tuple(part[where] for part in decision.topk),
         length=seq.canvas.length,
-        canvas=seq.canvas.after(decision) if "digests" in recorder.keep else None,
+        canvas=_canvas(seq, decision) if "digests" in recorder.keep else None,
     )
+
+
+def _canvas(seq: Sequence, decision: Decision) -> np.ndarray:
+    """The canvas after a step, as its trace shows it: a family without a mask has a mark of its own there."""
+    canvas = seq.canvas.after(decision)
+    if decision.drafted is not None and seq.config.mask_token_id is None:
+        canvas[seq.canvas.columns[~decision.commit]] = NO_MASK
+    return canvas
 
 
 def _checked(decision: Decision) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -77,6 +77,7 @@ def test_end_of_text_inside_a_block_ends_the_text():
     results = dlm.generate(lm, given, draft=drafter, **settings)
     assert [result.tokens for result in results] == texts
     assert all(sum(result.accepted) == len(result.tokens) - 1 for result in results)
+    assert all(result.nfe == 1 + len(result.accepted) for result in results)  # nothing is decoded after the end
 
 
 def test_a_text_that_ends_with_its_first_token():
@@ -197,7 +198,7 @@ def test_a_trace_is_verified_and_forked_without_its_draft(temperature, tmp_path)
     lm, given = target(1), small(4)
     settings = {"gen_length": 20, "temperature": temperature, "seed": 4}
     drafter = told(lm, given, 0.7, **settings)
-    with dlm.TraceStore(tmp_path / "t.db") as store:
+    with dlm.TraceStore(tmp_path / "t.db", keep=("tokens", "digests")) as store:
         names = [str(i) for i in range(4)]
         results = dlm.generate(lm, given, draft=drafter, trace=store, request_ids=names, **settings)
         store.flush()
@@ -207,6 +208,7 @@ def test_a_trace_is_verified_and_forked_without_its_draft(temperature, tmp_path)
             kept = sum(result.accepted) - len(result.accepted)  # each verification's last token is the target's own,
             assert kinds.count(ACCEPT) - kept in (0, 1)  # unless a draft ended the text
             assert kinds.count(ACCEPT) + kinds.count(REJECT) == sum(result.drafted)
+            trace.check()  # each state is the canvas that the engine had
             assert verify(lm, trace).identical
             assert trace.tokens[len(prompt) :][: len(result.tokens)].tolist() == result.tokens
             again = fork(lm, trace, trace.num_steps // 2)  # goes on without drafts
@@ -321,6 +323,67 @@ def test_drafts_of_other_models_are_refused(tmp_path):
         engine.add_request([1], draft=True, **LONE)
 
 
+def loop(lm, draft: Draft, prompt: list[int], gen_length: int, length: int) -> tuple[list[int], list[int]]:
+    """Greedy DFlash by the paper, everything computed anew at each step: the text, and what each verification added."""
+
+    @torch.no_grad()
+    def favourites(text):
+        taps: dict[int, torch.Tensor] = {}
+        hidden = lm.network.hidden(torch.tensor([text]), taps=taps)
+        return lm.network.head(hidden)[0].argmax(-1).tolist(), draft.features(taps)
+
+    text, end, accepted = list(prompt), len(prompt) + gen_length, []
+    text.append(favourites(text)[0][-1])
+    while len(text) < end:
+        anchor = len(text) - 1
+        rows = min(length + 1, end - anchor)
+        block = [text[-1], *[draft.config.mask_token_id] * (rows - 1)]
+        with torch.no_grad():
+            positions = torch.arange(anchor, anchor + rows)[None]
+            context = favourites(text[:-1])[1]
+            hidden = draft(torch.tensor([block]), positions, context, torch.arange(anchor)[None])
+            logits = draft.logits(hidden)[0, 1:]
+            if (selector := draft.candidate_selector) is None:
+                drafts = logits.argmax(-1).tolist()
+            else:
+                drafts, before = [], text[-1]
+                values, tokens = selector.candidates(logits)
+                for i in range(rows - 1):
+                    scores = selector.scores(torch.tensor(before), hidden[0, i + 1], values[i], tokens[i])
+                    before = int(tokens[i][scores.argmax()])
+                    drafts.append(before)
+        answers = favourites([*text, *drafts])[0][anchor:]
+        count = next((i for i, (a, b) in enumerate(zip(drafts, answers, strict=False)) if a != b), rows - 1) + 1
+        count = min(count, end - len(text))
+        accepted.append(count)
+        text += answers[:count]
+    return text[len(prompt) :], accepted
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "sliding"])
+def test_blocks_are_drafted_and_kept_as_in_a_loop_without_caches(kind):
+    """Of a vocabulary so small that random drafts are often right. z-lab's own package gives the same."""
+    shape = {**FAMILIES["llama"], "vocab_size": 12, "num_hidden_layers": 5}
+    lm = tiny_lm(7, spread=0.4, **shape)
+    more = {"dflash": {}, "dflash2": speculative.SECOND, "sliding": {"windows": (6, None), "causal": (True, False)}}
+    draft = Draft.fresh(
+        lm, num_layers=2, block_size=6, mask_token_id=11, generator=torch.Generator().manual_seed(5), **more[kind]
+    )
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in draft.named_parameters():
+            if "projection" in name or "codebook" in name:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    draw = np.random.default_rng(1)
+    kept = 0
+    for length in (2, 4, 5, 5):
+        prompt, size = draw.integers(0, 11, draw.integers(2, 20)).tolist(), int(draw.integers(2, 24))
+        (result,) = dlm.generate(lm, [prompt], draft=draft, draft_length=length, gen_length=size, page_size=8)
+        assert (result.tokens, result.accepted) == loop(lm, draft, prompt, size, length)
+        kept += sum(result.accepted) - len(result.accepted)
+    assert kept > 0
+
+
 class Spy(Told):
     """Keeps what it is shown of the target."""
 
@@ -359,4 +422,6 @@ def test_steps_tell_what_was_kept_and_refused():
     assert kept + refused == sum(result.drafted)
     assert kept - (sum(result.accepted) - len(result.accepted)) in (0, 1)
     for event in events:
-        assert event.refused is None or not (event.drafted & (event.refused >= 0)).any()
+        if event.refused is not None:
+            assert not (event.drafted & (event.refused >= 0)).any()
+            assert (event.canvas[(event.refused >= 0) & ~event.committed] == 0).all()

@@ -7,6 +7,8 @@ from dlm.inference.strategies.multi_block import MultiBlock
 from dlm.inference.strategies.speculative import Speculative
 from dlm.inference.strategies.strategy import Strategy
 
+CHOSEN = ("infilling", "speculative", "jumps")
+"""Those that nobody names: holes in a prompt and drafts bring them along."""
 STRATEGIES: dict[str, type[Strategy]] = {
     "block": Block,
     "multi_block": MultiBlock,
