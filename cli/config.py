@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from dlm.inference.config import EngineConfig, ModelSection, SamplerConfig
+from dlm.inference.config import DraftSection, EngineConfig, ModelSection, SamplerConfig
 from dlm.inference.readers import SAMPLER_READERS
 from dlm.reading import judged, unread
 from dlm.trace.config import TraceConfig
@@ -76,6 +76,7 @@ class InferConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     model: ModelSection = Field(default=ModelSection(), description="The model of every job that names no other.")
+    draft: DraftSection = Field(default=DraftSection(), description="What drafts for every job that continues a text.")
     sampler: SamplerConfig = Field(
         default=SamplerConfig(), description="The sampler of every job, where it sets nothing else."
     )
@@ -110,6 +111,13 @@ class InferConfig(BaseModel):
         for number, job in enumerate(self.job):
             if (problem := unread_of(job.sampler, self.sampler)) is not None:
                 raise ValueError(f"[job.{number}.sampler] {problem}")
+        if self.draft.model is None:
+            fields = SamplerConfig.model_fields
+            for name in ("draft_length", "verify"):
+                if any(getattr(sampler, name) != fields[name].default for sampler in samplers):
+                    raise ValueError(
+                        f"[sampler] {name} is only read with a draft: set model in [draft], or leave {name} out"
+                    )
         return self
 
 

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
 from dlm.inference.config import EngineConfig
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def decode(
-    lm: "LM", batch: Sequence[JobConfig], printer: "Printer", engine: EngineConfig, said: str | None = None
+    lm: "LM",
+    batch: Sequence[JobConfig],
+    printer: "Printer",
+    engine: EngineConfig,
+    said: str | None = None,
+    draft: Any = None,
 ) -> "list[Generation]":
     """Decode one batch of jobs alike, and show it.
 
@@ -27,7 +33,7 @@ def decode(
 
     prompts = [lm.encode(job.sudoku) if job.sudoku is not None else str(job.prompt) for job in batch]
     names, sampler = [job.request_id for job in batch], batch[0].sampler
-    run = fill_all if has_holes(batch[0]) else continue_all
+    run = fill_all if has_holes(batch[0]) else partial(continue_all, draft=draft)
     try:
         with printer.watch(lm, batch[0]) as view:
             on_step = None if view is None else view.on_step

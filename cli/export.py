@@ -16,7 +16,7 @@ COMMAND = Command(
     name="dlm-export",
     summary="Write a model as a folder that transformers reads. Causal models of family llama, qwen2 or qwen3 need no "
     "code; a folder of family dlm holds its own, for AutoModel.from_pretrained(OUT, trust_remote_code=True).",
-    words=(Word("FOLDER", "The model: a folder, a bundled name or a hub id.", required=False),),
+    words=(Word("FOLDER", "The model: a folder, a GGUF file, a bundled name or a hub id.", required=False),),
     flags=(
         Flag("--to", "OUT", "The folder to write; an earlier checkpoint there is replaced."),
         Flag(
@@ -51,6 +51,7 @@ def _work(options: Options) -> None:
     if not 0 < gigabytes < 1e6:
         raise UserError(f"command line: --max-shard-size {gigabytes:g}: a number of gigabytes above 0")
     import dlm
+    from dlm.data.gguf import is_gguf
     from dlm.models.device import stored_dtype
     from dlm.models.finding import find
     from dlm.models.folder import check_folder
@@ -63,12 +64,17 @@ def _work(options: Options) -> None:
         raise UserError(f"--to {out} is the folder that is read: give another")
     stored = stored_dtype(source)
     merging = adapter is not None or (source / "adapter_config.json").is_file()
-    lm = dlm.load(name, device="cpu", dtype="float32" if merging else stored, adapter=adapter)
+    dtype = options.value("--dtype", stored)
+    if merging:
+        stored = "float32"
+    elif is_gguf(source):  # unpacked straight to what is written
+        stored = dtype
+    lm = dlm.load(name, device="cpu", dtype=stored, adapter=adapter)
     dlm.save(
         lm,
         out,
         options.value("--family"),
-        dtype=options.value("--dtype", stored),
+        dtype=dtype,
         max_shard_size=int(gigabytes * 1e9),
         overwrite=overwrite,
     )

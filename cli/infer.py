@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from dlm.errors import UserError
+
 from .config import InferConfig
 from .flags import Flag, model_flag
 from .options import Command, Options
@@ -53,12 +55,16 @@ def _work(config: InferConfig, options: Options) -> None:
         from .chat import chat
 
         return chat(config)
-    from .jobs import batches, collect
+    from .jobs import batches, collect, has_holes
 
     jobs = collect(config, options)
+    if config.draft.model is not None and all(map(has_holes, jobs)):
+        raise UserError(
+            f"[draft] model = {config.draft.model!r} continues texts, and all jobs fill holes: leave it out"
+        )
 
     from .decode import decode
-    from .show import Printer, lm_of, names_of, recording
+    from .show import Printer, draft_of, lm_of, names_of, recording
 
     output, trace = options.value("--output"), config.trace
     if int(os.environ.get("RANK", "0")) > 0:  # torchrun: all processes decode alike, the first one tells
@@ -67,7 +73,9 @@ def _work(config: InferConfig, options: Options) -> None:
     names = [name for job in jobs for name in names_of(job)]
     with Printer(config.output, output) as printer, recording(trace, names) as printer.store:
         for batch in batches(jobs, 1 if printer.shows_steps else config.batch_size):
-            decode(lm_of(batch[0].model), batch, printer, config.engine)
+            lm = lm_of(batch[0].model)
+            draft = None if has_holes(batch[0]) else draft_of(config.draft.model, lm)
+            decode(lm, batch, printer, config.engine, draft=draft)
 
 
 if __name__ == "__main__":

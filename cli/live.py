@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 MASK = "░"
 GIVEN = -1  # "committed at step -1": the user's own text
 # From just committed to settled: the eye follows the bright ones.
+REFUSED = "strike red"
+"""A drafted token that the model did not take."""
+TAKEN = "underline "
+"""Before the style of a drafted token that it took."""
 HEAT = ("bold black on bright_yellow", "bold bright_yellow", "bright_green", "green", "cyan", "bright_blue")
 
 
@@ -31,6 +35,10 @@ class Canvas:
         self.when = np.zeros(0, np.int64)
         self.step, self.nfe = 0, 0
         self.request_id: str | None = None
+        self.drafts: dict[int, int] = {}
+        """Refused tokens by their positions, while they can be seen: until the next step."""
+        self.taken: set[int] = set()
+        """Positions of drafted tokens that were taken."""
 
     def update(self, event: StepEvent) -> None:
         self.request_id = event.request_ids[0] if self.request_id is None else self.request_id
@@ -44,6 +52,10 @@ class Canvas:
         self.step, self.nfe = event.step, event.nfe
         self.tokens = np.asarray(event.canvas)[row, :length]
         self.when[:length][changed] = event.step
+        if event.refused is not None and event.drafted is not None:
+            refused = np.asarray(event.refused)[row, :length]
+            self.drafts = {int(at): int(refused[at]) for at in np.flatnonzero(refused >= 0)}
+            self.taken |= set(np.flatnonzero(np.asarray(event.drafted)[row, :length]).tolist())
 
     @property
     def masked(self) -> np.ndarray:
@@ -60,7 +72,9 @@ class Canvas:
 
     def style(self, position: int) -> str:
         when = int(self.when[position])
-        return "" if when == GIVEN else HEAT[min(self.step - when, len(HEAT) - 1)]
+        if when == GIVEN:
+            return ""
+        return TAKEN * (position in self.taken) + HEAT[min(self.step - when, len(HEAT) - 1)]
 
 
 class View:
@@ -135,10 +149,13 @@ def draw_text(decode: Callable[[Sequence[int]], str], room: int) -> Callable[[Ca
     def draw(canvas: Canvas) -> RenderableType:
         text = Text()
         for position, token in enumerate(canvas.tokens.tolist()):
-            if token == canvas.mask_id:
-                text.append(MASK, "dim")
-            else:
+            shown = token != canvas.mask_id or position in canvas.taken or canvas.when[position] != GIVEN
+            if position in canvas.drafts:
+                text.append(piece(canvas.drafts[position]), REFUSED)
+            if shown:
                 text.append(piece(token), canvas.style(position))
+            elif position not in canvas.drafts:
+                text.append(MASK, "dim")
         lines = text.split("\n", allow_blank=True)
         return Text("\n").join(lines[-room:])
 
@@ -176,11 +193,19 @@ def animate(trace: Trace, delay: float) -> None:
 
     def frame(k: int) -> Group:
         canvas.step, canvas.tokens = k, trace.state(k)[: trace.length_at(k)]
+        canvas.drafts = refused.get(k, {})
         step = f"step {k} of {trace.num_steps}"
         return Group(Text.assemble((f"{trace.request_id[:60]} ", "bold"), (step, "dim")), Text(), draw(canvas))
 
+    from dlm.trace.events import ACCEPT, REJECT
+
     changed: dict[int, list[int]] = {}
+    refused: dict[int, dict[int, int]] = {}
     for event in trace.events():
+        if event.kind == REJECT:
+            refused.setdefault(event.step + 1, {})[event.position] = event.token
+            continue
+        canvas.taken |= {event.position} if event.kind == ACCEPT else set()
         changed.setdefault(event.step + 1, []).append(event.position)
     with Live(frame(0), console=console, auto_refresh=False) as live:
         for k in range(1, trace.num_steps + 1):

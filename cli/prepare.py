@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dlm.prepare.config import TrajectoriesConfig
+from dlm.prepare.config import ResponsesConfig, TrajectoriesConfig
 from dlm.training.config import TrainConfig
 
 from .flags import model_flag
@@ -14,6 +14,14 @@ TRAJECTORIES = Command(
     "traces in trajectories.store, which data.source = traces trains on. Stopped or killed, it goes on where it was.",
     config=TrajectoriesConfig,
     flags=(model_flag("model.name", "The teacher"),),
+)
+
+RESPONSES = Command(
+    name="dlm-prepare responses",
+    summary="Let a model answer prompts from JSON lines through its chat template, and add the conversations to "
+    'responses.out, which data.source = "chat" trains on. Stopped or killed, it goes on where it was.',
+    config=ResponsesConfig,
+    flags=(model_flag("model.name", "The model that answers"),),
 )
 
 ANCHORS = Command(
@@ -33,6 +41,18 @@ def _trajectories(config: TrajectoriesConfig, options: Options) -> None:
     print(f"{into}: {done.trajectories} trajectories of {done.prompts} prompts, {done.made} of them made now")
 
 
+def _responses(config: ResponsesConfig, options: Options) -> None:
+    from pathlib import Path
+
+    from dlm.prepare.responses import respond, unfinished_file
+
+    done, out = respond(config), Path(config.responses.out)
+    speed = f", {done.tokens:,} tokens in {done.seconds:,.0f} s" if done.tokens else ""
+    print(f"{out}: {done.answers} answers to {done.prompts} prompts, {done.made} of them made now{speed}")
+    if done.unfinished:
+        print(f"{unfinished_file(out)}: {done.unfinished} that reached the limit before their end")
+
+
 def _anchors(config: TrainConfig, options: Options) -> None:
     from dlm.training.anchors import write_anchors
 
@@ -40,7 +60,11 @@ def _anchors(config: TrainConfig, options: Options) -> None:
     print(f"{config.align.anchors}: the states of {done.sequences} sequences, {done.written} of them written now")
 
 
-SUBCOMMANDS: Subcommands = {"trajectories": (TRAJECTORIES, _trajectories), "anchors": (ANCHORS, _anchors)}
+SUBCOMMANDS: Subcommands = {
+    "trajectories": (TRAJECTORIES, _trajectories),
+    "responses": (RESPONSES, _responses),
+    "anchors": (ANCHORS, _anchors),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

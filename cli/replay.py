@@ -43,6 +43,9 @@ COMMAND = Command(
         Flag("--as", "ID", "With --fork-at: the child's id."),
         Flag("--overwrite", help="With --as: replace a trace of that id."),
         Flag("--model", "MODEL", "With --verify and --fork-at: the model, where it is not where it was."),
+        Flag(
+            "--draft", "NAME", 'With --verify: the draft of a trace written with verify = "reject"; others need none.'
+        ),
         Flag("--device", "DEVICE", "With --verify and --fork-at: where to run (auto)."),
     ),
 )
@@ -133,9 +136,9 @@ def _verify(path: Path, trace: "Trace", options: Options) -> int:
 
     if "parent" in trace.own:
         with TraceReader(path) as store:
-            report = replay.verify(lm, trace, parents=store)
+            report = replay.verify(lm, trace, parents=store, draft=options.value("--draft"))
     else:
-        report = replay.verify(lm, trace)
+        report = replay.verify(lm, trace, draft=options.value("--draft"))
     print(to_json(report.to_dict()) if "--json" in options.given else report)
     return 0 if report.identical else 1
 

@@ -37,6 +37,16 @@ def _load(**section: Any) -> "LM":
     return dlm.load(**section)
 
 
+@cache
+def draft_of(name: str | None, lm: "LM") -> Any:
+    """What [draft] names, loaded once for a model."""
+    if name is None:
+        return None
+    from dlm.inference.drafting.making import named
+
+    return named(name, lm, "[draft] model")
+
+
 @contextmanager
 def recording(config: TraceConfig, names: Sequence[str] = ()) -> "Iterator[TraceStore | None]":
     """The store of [trace], if traces are to be kept; all of them are on the disk at the end.
@@ -195,6 +205,8 @@ class Printer:
             self.console.print(Text(result.text))
         speed = len(result.tokens) / max(self.seconds, 1e-9)
         work = f"{len(result.tokens)} generated tokens · {result.nfe} NFE · {result.tpf:.2f} TPF"
+        if getattr(result, "tau", None) is not None:
+            work += f" · {result.tau:.2f} tokens a check"
         facts = f"{work}{_threads(lm)} · {speed:,.0f} tokens/s"
         recorded = "" if self.store is None else f"\nrecorded: dlm-replay {result.request_id}"
         self.console.print(Text(f"{facts}{recorded}\n", "dim"))

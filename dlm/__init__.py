@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what the lazy names are, for type checkers and editors
     from dlm.inference.generation import generate, infill
     from dlm.inference.request import Generation
     from dlm.models.config import ModelConfig
+    from dlm.models.draft_files import load_draft
     from dlm.models.finding import available
     from dlm.models.lm import LM
     from dlm.models.loading import load
@@ -45,7 +46,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         "errors": ["UserError"],
         "evaluation.score": ["score"],
         "inference": ["Engine", "Generation", "generate", "infill"],
-        "models": ["LM", "ModelConfig", "Transformer", "available", "load", "save"],
+        "models": ["LM", "ModelConfig", "Transformer", "available", "load", "load_draft", "save"],
         "trace": ["TraceStore"],
         "training": ["train"],
     },
@@ -53,6 +54,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
 
 __all__ = [
     "load",
+    "load_draft",
     "save",
     "available",
     "generate",

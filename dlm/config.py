@@ -91,7 +91,8 @@ def find(file: str | Path) -> Path:
 
 def shipped() -> list[str]:
     """Names of the configs that come with the package."""
-    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+    folders = {"": SHIPPED, "eval/": SHIPPED / "eval"}
+    return sorted(prefix + path.stem for prefix, folder in folders.items() for path in folder.glob("*.toml"))
 
 
 def to_toml(config: BaseModel) -> str:

@@ -88,16 +88,17 @@ class Forced:
         return float(np.nansum(self.log_probability))
 
 
-def verify(lm: LM, trace: Trace, parents: Parents | None = None) -> Verification:
+def verify(lm: LM, trace: Trace, parents: Parents | None = None, draft: Any = None) -> Verification:
     """Run the request again from its prompt, and find the first step that differs.
 
     The steps that a fork shares with its parent are run under the settings they were made with, which the fork keeps.
     Forks of earlier versions do not: their parents are looked up among `parents` (a store, or a dict by id), and steps
-    whose settings are found nowhere are followed as recorded.
+    whose settings are found nowhere are followed as recorded. What was drafted is in the trace: its draft is needed only
+    where `verify = "reject"`, whose text depends on it.
     """
     require_lm(lm, "verify()")
     parts = stretches(trace, parents)
-    again, now = rerun(lm, trace, parts[-1].start, parts[-1].settings, keep=("topk",))
+    again, now = rerun(lm, trace, parts[-1].start, parts[-1].settings, keep=("topk",), draft=draft)
     differences = {
         name: (trace.context.get(name), now.get(name))
         for name in ("weights", "dtype", "device", "threads", "versions", "tokenizer")
@@ -110,7 +111,7 @@ def verify(lm: LM, trace: Trace, parents: Parents | None = None) -> Verification
         facts |= {"shared_check": "as recorded" if unknown else "run again"}
     for part in parts[:-1]:
         if part.settings is not None:
-            before, _ = rerun(lm, trace, part.start, part.settings, keep=("topk",), until=part.stop)
+            before, _ = rerun(lm, trace, part.start, part.settings, keep=("topk",), until=part.stop, draft=draft)
             if (parted := _parting(trace, before, part.stop)) is not None:
                 return Verification(**parted, **facts)
     if (parted := _parting(trace, again, trace.num_steps)) is not None:

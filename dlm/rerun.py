@@ -10,6 +10,8 @@ from dlm.errors import UserError
 from dlm.inference.canvas import Decision
 from dlm.inference.config import EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
+from dlm.inference.drafting.making import SELF
+from dlm.inference.drafting.recorded import Recorded
 from dlm.inference.engine import Engine
 from dlm.inference.recording import Recording, Store
 from dlm.inference.sequence import Sequence
@@ -38,17 +40,20 @@ class _Script:
             return proposed
         width = len(seq.canvas.columns)
         token, flags = np.zeros(width, np.int64), np.full(width, GIVEN)
+        drafted = np.full(width, -1) if proposed.drafted is not None else None
         column = {int(position): i for i, position in enumerate(seq.canvas.columns)}
         for event in self.events.get(seq.step, ()):
+            if event.position not in column:
+                raise UserError(
+                    f"step {event.step} of the trace changes position {event.position}, which is not open then: it "
+                    "was recorded with other settings than it says"
+                )
+            at = column[event.position]
+            if drafted is not None and event.kind in (ACCEPT, REJECT):
+                drafted[at] = event.token
             if event.kind != REJECT:
-                if event.position not in column:
-                    raise UserError(
-                        f"step {event.step} of the trace changes position {event.position}, which is not open then: it "
-                        "was recorded with other settings than it says"
-                    )
-                at = column[event.position]
                 token[at], flags[at] = event.token, SET if event.kind == ACCEPT else event.kind
-        return Decision(token=token, commit=flags == SET, edited=flags == REPLACE, remasked=flags == MASK)
+        return Decision(token, flags == SET, flags == REPLACE, flags == MASK, drafted=drafted)
 
 
 class _Once:
@@ -76,15 +81,22 @@ def rerun(
     meta: dict[str, Any] | None = None,
     keep: tuple[str, ...] = (),
     until: int | None = None,
+    draft: Any = None,
 ) -> tuple[Trace, dict[str, Any]]:
     """The trace of a second run, and the facts of this environment: weights, versions and so on.
 
     The first `upto` steps follow the recorded ones; the run ends after `until` steps. `settings` replace the sampler's.
+    Drafts are those that the trace holds, unless a `draft` is given.
     """
     require_lm(lm, "replay")
+    if trace.context.get("draft") == SELF:  # which makes the same steps as no draft
+        settings = {**(settings or {}), "draft_length": None}
+    elif "draft" in trace.context and draft is None:
+        draft = _drafts(trace)
+        settings = {**(settings or {}), **({"draft_length": None} if isinstance(draft, Recorded) else {})}
     decoding = _decoding(lm, trace, name or trace.request_id, settings or {})
     store = _Once(keep or tuple(_kept(trace)), 4 if trace.topk_tokens is None else trace.topk_tokens.shape[1])
-    engine = Engine.of(lm, _engine(trace, decoding), trace=cast(Store, store))
+    engine = Engine.of(lm, _engine(trace, decoding), trace=cast(Store, store), draft=draft)
     engine.submit(decoding, _Script(trace, upto), meta)
     assert store.made is not None and isinstance(engine.recording, Recording)
     while engine.has_work and (until is None or store.made.num_steps < until):
@@ -92,6 +104,20 @@ def rerun(
             if event.error is not None:
                 raise UserError(f"request {event.request_id!r}: {event.error}")
     return store.made.trace(), engine.recording.common
+
+
+def _drafts(trace: Trace) -> Any:
+    """What drafts as it was recorded."""
+    if trace.context["sampler"].get("verify") == "reject":
+        raise UserError(
+            f'trace {trace.request_id[:60]!r} was written with verify = "reject", whose text depends on what its draft '
+            f"{trace.context['draft']!r} gave each token: give that draft (draft=…, --draft)"
+        )
+    tokens: dict[int, list[int]] = {}
+    for event in trace.events():
+        if event.kind in (ACCEPT, REJECT):
+            tokens.setdefault(event.step, []).append(event.token)
+    return Recorded(tokens, trace.context["draft"])
 
 
 def _decoding(lm: LM, trace: Trace, name: str, changes: dict[str, Any]) -> Decoding:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sqlite3
+import struct
 import sys
 import tempfile
 from collections.abc import Callable
@@ -35,6 +36,10 @@ class Case:
     files: dict[str, str | bytes] = field(default_factory=dict)
     stdin: str | None = None
     edit: Callable[[Path], None] | None = None  # spoils a good checkpoint, ./model
+
+
+MAMBA = b"GGUF" + struct.pack("<IQQQ20sIQ5s", 3, 0, 1, 20, b"general.architecture", 8, 5, b"mamba")
+"""The header of a GGUF file, and all of it."""
 
 
 def case(room: str, what: str, argv: str, *says: str, **more) -> Case:
@@ -71,6 +76,7 @@ STORE = database(*TABLES, f"PRAGMA application_id = {APPLICATION}", "PRAGMA user
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 MY = "dlm-infer --config my.toml"
+GGUF = "dlm-infer --model ./m.gguf --prompt x"
 LOAD = "dlm-infer --model.name ./model --prompt x"
 TEXT = "dlm-tokenizer --config my.toml"
 TINY = "dlm-train --config my.toml"
@@ -109,6 +115,10 @@ CASES = [
     case("data", "training without a tokenizer", "dlm-train --train.out run --train.steps 50", "train.tokenizer is not set"),
     case("checkpoint", "no such model", "dlm-infer --model.name piko --prompt x", "piko", "bundled models"),
     case("checkpoint", "a file for a folder", "dlm-infer --model.name ./my.toml --prompt x", "is a file; give the checkpoint's folder", files=config("")),
+    case("checkpoint", "a GGUF file that is none", GGUF, "m.gguf is no GGUF file", files={"m.gguf": "hello"}),
+    case("checkpoint", "a GGUF file that is cut off", GGUF, "m.gguf is cut off", files={"m.gguf": MAMBA[:60]}),
+    case("checkpoint", "a GGUF file of another architecture", GGUF, "general.architecture = 'mamba' is not supported; known: llama", files={"m.gguf": MAMBA}),
+    case("checkpoint", "a misspelt GGUF file", "dlm-infer --model ./n.gguf --prompt x", "no such file; did you mean m.gguf?", files={"m.gguf": MAMBA}),
     case("checkpoint", "a folder without config.json", LOAD, "config.json", edit=without("config.json")),
     case("checkpoint", "a config.json that is not JSON", LOAD, "config.json cannot be read as json", edit=cut("config.json", 20)),
     case("checkpoint", "an unknown family", LOAD, "model_type", "bert", "llada", edit=changed(model_type="bert")),
@@ -173,6 +183,16 @@ CASES = [
     case("config", "steps of edits without edits", f"{LOAD} --sampler.max_post_edit_steps 2", "max_post_edit_steps = 2 is only read with edit_threshold"),
     case("config", "a setting of another cache", f"{LOAD} --engine.refresh_interval 3", 'refresh_interval = 3 is only read by cache = "prefix" and "dual", and cache = "none"'),
     case("config", "a share of the memory for a known number of pages", f"{LOAD} --engine.memory_fraction 0.5 --engine.num_pages 9", "memory_fraction = 0.5 is only read without num_pages"),
+    case("draft", "no tokens to draft", f"{LOAD} --draft.model ngram --sampler.draft_length 0", "draft_length = 0", "at least 1"),
+    case("draft", "a draft's setting without a draft", f"{LOAD} --sampler.draft_length 4", "[sampler] draft_length is only read with a draft: set model in [draft]"),
+    case("draft", "a line's setting without a draft", "dlm-infer --model.name ./model --input in.jsonl", "verify is only read with a draft", files={"in.jsonl": '{"prompt": "x", "sampler": {"verify": "reject"}}\n'}),
+    case("draft", "lookup for a diffusion model", f"{LOAD} --draft.model ngram", "[draft] model: draft 'ngram' guesses what a causal model writes next", 'draft="self"'),
+    case("draft", "an unknown name", f"{LOAD} --draft.model ngrm", "[draft] model: draft: no model 'ngrm'", 'did you mean "ngram"?'),
+    case("draft", "a folder that is not there", f"{LOAD} --draft.model ./dflash", "no such folder"),
+    case("draft", "a draft for holes", "dlm-infer --model.name ./model --draft.model self --prompt 'a [MASK:2]'", "[draft] model = 'self' continues texts, and all jobs fill holes"),
+    case("draft", "a diffusion model for itself", f"{LOAD} --draft.model ./model", "guesses what a causal model writes next"),
+    case("draft", "too many guesses at itself", f"{LOAD} --draft.model self --sampler.draft_length 20", "draft_length = 20 is more than the 7 tokens"),
+    case("draft", "rejection of its own guesses", f"{LOAD} --draft.model self --sampler.verify reject", 'verify = "reject" is not for draft = "self"'),
     case("config", "a job's setting that it does not read", MY, '[job.0.sampler] gamma = 0.3 is only read by the rule entropy_bound', files=config('[[job]]\nprompt = "x"\nsampler.gamma = 0.3')),
     case("config", "a line's setting that it does not read", "dlm-infer --input in.jsonl", "in.jsonl line 1: sampler: tau_low = 0.3 is only read by the rule hierarchical", files={"in.jsonl": '{"prompt": "x", "sampler": {"tau_low": 0.3}}\n'}),
     case("config", "another program's name", MY, 'unknown key "sampler.max_new_tokens"; here it is "gen_length"', files=config("[sampler]\nmax_new_tokens = 8")),

@@ -14,8 +14,10 @@ from dlm.cli.config import InferConfig
 from dlm.config import check, load, to_toml
 from dlm.data.config import DataConfig, TokenizerConfig
 from dlm.errors import UserError
+from dlm.evaluation.suite.config import EvalConfig
 from dlm.fields import fields, members, type_name
-from dlm.prepare.config import TrajectoriesConfig
+from dlm.prepare.config import ResponsesConfig, TrajectoriesConfig
+from dlm.serving.config import ServeConfig
 from dlm.training.config import TrainConfig
 from tests.refusals import refused, told
 
@@ -166,6 +168,9 @@ def test_shipped_configs_are_found_by_name(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", dlm.config.shipped())
 def test_every_shipped_config_is_valid(name):
     classes = {"quickstart": InferConfig, "bench": BenchConfig, "prepare-trajectories": TrajectoriesConfig}
+    classes |= {"serve": ServeConfig, "smollm2-responses": ResponsesConfig}
+    if name.startswith("eval/"):
+        classes[name] = EvalConfig
     load(classes.get(name, TokenizerConfig if name.endswith("-tokenizer") else TrainConfig), [name])
 
 

@@ -18,7 +18,7 @@ PROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_public_names():
-    names = "load save available generate infill score train Engine Generation TraceStore LM Transformer ModelConfig"
+    names = "load load_draft save available generate infill score train Engine Generation TraceStore LM Transformer ModelConfig"
     assert dlm.__all__ == [*names.split(), "UserError", "__version__"]
     assert len(dlm.__all__) <= 18
 
@@ -80,7 +80,7 @@ def test_wheel_claims_one_name_and_carries_its_data(tmp_path):
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"dlm"}
     for needed in ("py.typed", "cli/infer.py", "configs/quickstart.toml", "bundled/tiny/config.json", "data/config.py"):
         assert f"dlm/{needed}" in names
-    shipped = {path.name for path in (ROOT / "configs").glob("*.toml")}
+    shipped = {path.name for folder in ("configs", "configs/eval") for path in (ROOT / folder).glob("*.toml")}
     assert shipped == {name.split("/")[-1] for name in names if re.match(r"dlm/configs/.*\.toml", name)}
 
 

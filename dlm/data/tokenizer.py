@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dlm.atomic import write_text
 from dlm.data import chat
+from dlm.data.gguf import is_gguf, read_header
 from dlm.data.json_file import read_object
 from dlm.errors import UserError
 
@@ -186,8 +187,12 @@ def _piece_bytes(token: str) -> int:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer.json, or the folder it lies in; transformers is asked only when there is none."""
+    """Read a tokenizer.json, the folder it lies in or a GGUF file; transformers is asked only for folders without one."""
     path = Path(path)
+    if is_gguf(path):
+        from dlm.data.gguf_tokenizer import read_tokenizer
+
+        return Tokenizer(*read_tokenizer(read_header(path)), path)
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
     if not path.exists():
         raise UserError(f"no tokenizer at {path}: give a folder with tokenizer.json, or train one with dlm-tokenizer")
@@ -201,7 +206,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def has_vocabulary(folder: Path) -> bool:
-    """Whether a folder holds what a tokenizer can be made of; tokenizer_config.json alone is not that."""
+    """Whether a folder or a GGUF file holds what a tokenizer can be made of; tokenizer_config.json alone is not that."""
+    if is_gguf(folder):
+        return read_header(folder).has_tokenizer
     return any(any(folder.glob(pattern)) for pattern in VOCABULARIES)
 
 

@@ -133,6 +133,14 @@ def argmax(x: Float[Tensor, "n v"]) -> Int[Tensor, " n"]:
     return (best * CHUNK + inside)[:, 0]
 
 
+def distribution(
+    logits: Float[Tensor, "n v"], temperature: float, top_k: int | None = None, top_p: float | None = None
+) -> Float[Tensor, "n v"]:
+    """The probabilities that `choose` draws from at a temperature above 0."""
+    scaled = _scale(logits.float(), temperature)
+    return (scaled if top_k is None and top_p is None else truncate(scaled, top_k, top_p)).softmax(-1)
+
+
 def _favourite(logits: Float[Tensor, "n v"], mask_id: int | None) -> Int[Tensor, " n"]:
     """The most probable token that is not the mask, whose column is put aside meanwhile rather than all copied."""
     if mask_id is None:

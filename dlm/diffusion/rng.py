@@ -27,6 +27,8 @@ class Purpose(IntEnum):
     ACCEPT = 7  # speculative acceptance
     LAYER = 8  # which layers are aligned in a training step
     ALIGN = 9  # which masked tokens are
+    DRAFT = 10  # a drafted token
+    RESIDUAL = 11  # the token in place of a refused one
 
 
 def _multiply(x: Int[Tensor, "..."], constant: int) -> tuple[Tensor, Tensor]:

@@ -140,8 +140,10 @@ def evaluate_infill(
     )
 
 
-def window(lm: "LM", task: LineTask, length: int, hole: Hole) -> Window:
+def window(lm: "LM", task: LineTask, length: int, hole: Hole, size: int | None = None) -> Window:
     """The hole with its surroundings, `length` tokens at most: half on either side, more where one side is short.
+
+    The hole has `size` tokens where that is given.
 
     Tokenizers join a line break with the indentation after it. So where a task leaves the indentation to the model
     (HumanEval's do), the hole begins with that line break; the model is given only that a new line begins.
@@ -154,7 +156,7 @@ def window(lm: "LM", task: LineTask, length: int, hole: Hole) -> Window:
         raise UserError(f"hole = {hole!r}: known hole lengths are {', '.join(HOLES)}")
     reach = CHARACTERS * length
     before, true, after = tokenizer.encode_batch([body[-reach:], lead + line, task.suffix[:reach]], special=False)
-    size = HOLES[hole](len(true))
+    size = HOLES[hole](len(true)) if size is None else size
     if size > length // 2:
         raise UserError(f"{task.name}: a hole of {size} tokens leaves no context in a window of {length}: raise length")
     room = length - size

@@ -5,6 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Sized
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -12,6 +13,8 @@ from dlm.diffusion.choose import BrokenLogits
 from dlm.inference.canvas import Decision
 from dlm.inference.config import EngineConfig
 from dlm.inference.decoding import Decoding
+from dlm.inference.drafting.drafter import Drafter
+from dlm.inference.drafting.making import SELF, drafter_of
 from dlm.inference.events import Event, Log, Stats, step_events
 from dlm.inference.pages import PagePool
 from dlm.inference.recording import finish, note
@@ -20,6 +23,7 @@ from dlm.inference.scheduler import Scheduler
 from dlm.inference.sequence import Sequence
 from dlm.inference.step import Stepper
 from dlm.inference.strategies import STRATEGIES, Strategy
+from dlm.inference.strategies.speculative import Speculative
 from dlm.inference.texts import result_of
 from dlm.models.lm import LM
 
@@ -30,11 +34,16 @@ REMEMBERED = 1024
 class Batch:
     """Requests by id, from their submission to their end, and the events they gave."""
 
-    def __init__(self, lm: LM, pool: PagePool, config: EngineConfig, cache: str) -> None:
-        self.lm, self.pool = lm, pool
+    def __init__(self, lm: LM, pool: PagePool, config: EngineConfig, cache: str, draft: Any = None) -> None:
+        """`draft` is what `drafting.making.named` gave."""
+        self.lm, self.pool, self.draft = lm, pool, draft
         self.scheduler = Scheduler(pool, config, cache)
         self.stepper = Stepper(lm, pool, config)
         self.strategies: dict[str, Strategy] = {}
+        self.drafter: Drafter | None = None
+        if draft is not None and draft != SELF:
+            self.drafter = drafter_of(draft, lm, pool, self.stepper.compute)
+            self.strategies["speculative"] = Speculative(lm, pool, self.drafter)
         self.on_step: Callable[[StepEvent], None] | None = None
         self.sequences: dict[str, Sequence] = {}
         self.timed: set[Sequence] = set()
@@ -48,6 +57,8 @@ class Batch:
         name = decoding.settings.strategy
         if decoding.request.holes and name in ("block", "multi_block"):
             name = "infilling"
+        if decoding.drafted:
+            name = "jumps" if self.draft == SELF else "speculative"
         if name not in self.strategies:
             self.strategies[name] = STRATEGIES[name](self.lm, self.pool)
         return self.strategies[name]
@@ -95,15 +106,17 @@ class Batch:
             results = self.stepper.run(scheduled)
         for item in scheduled:
             self.scheduler.ran(item)
-        decided = [(seq, answer) for seq, answer in results if isinstance(answer, Decision)]
         for seq, answer in results:
             if isinstance(answer, BrokenLogits):
                 self.fail(seq, str(answer))
-        if self.on_step is not None:
-            for event in step_events(sorted(decided, key=lambda entry: entry[0].number)):
-                self.on_step(event)
-        for seq, decision in decided:
-            self._apply(seq, decision)
+        made = [(seq, answer) for seq, answer in results if not isinstance(answer, BrokenLogits)]
+        for number in range(max((len(decisions) for _, decisions in made), default=0)):
+            decided = [(seq, decisions[number]) for seq, decisions in made if number < len(decisions) and not seq.done]
+            if self.on_step is not None:
+                for event in step_events(sorted(decided, key=lambda entry: entry[0].number)):
+                    self.on_step(event)
+            for seq, decision in decided:
+                self._apply(seq, decision)
 
     def fail(self, seq: Sequence, error: str) -> None:
         """End a request with an error event."""
@@ -135,11 +148,15 @@ class Batch:
             self.fail(seq, "the engine was closed")
         self.stepper.forget()
         self.pool.close()
+        if self.drafter is not None:
+            self.drafter.close()
 
     def reload(self) -> None:
         """The weights have changed."""
         self.stepper.reload()
         self.pool.clear()
+        if self.drafter is not None:
+            self.drafter.reload()
 
     def stats(self) -> Stats:
         pages = self.pool.count()
@@ -183,7 +200,7 @@ class Batch:
         self._tell(seq, Event(request_id=seq.request_id, text=stream.add(tokens), tokens=tuple(tokens), **facts))
 
     def _finish(self, seq: Sequence) -> None:
-        result = result_of(self.lm, seq.decoding, seq.outcome())
+        result = seq.strategy.finished(seq, result_of(self.lm, seq.decoding, seq.outcome()))
         stream, holes = seq.text, seq.request.holes
         rest = result.tokens[len(stream.tokens) :]
         first = seq.canvas.start + len(stream.tokens)

@@ -40,6 +40,8 @@ class Decision:
     remasked: np.ndarray | None = None
     confidence: np.ndarray | None = None
     """p of the token, where a recorder or a caller wants it."""
+    drafted: np.ndarray | None = None
+    """The token that stood there while the step ran, guessed by a draft; -1 where none did."""
     topk: tuple[np.ndarray, np.ndarray] | None = None
     """The likeliest tokens and their logits, (w, k) each, where a recorder wants them."""
 
@@ -136,6 +138,9 @@ class Canvas:
             changed = changed | decision.edited
             edited = columns[decision.edited]
             first = min([first, *columns[decision.edited | decision.remasked].tolist()])
+        if decision.drafted is not None:  # keys of drafts that were kept are final
+            waiting = columns[~(decision.commit & (decision.drafted == decision.token))]
+            first = min([*waiting[self.masked[waiting]].tolist(), self.capacity])
         self.tokens[columns[changed]] = decision.token[changed]
         self.when[columns[decision.commit]] = step
         if self.confidence is not None and decision.confidence is not None:

@@ -1,4 +1,4 @@
-"""[model], [sampler] and [engine]: which model decodes, how masks become tokens, and how much runs at a time.
+"""[model], [draft], [sampler] and [engine]: which model decodes, how masks become tokens, and how much runs at a time.
 
 Rules bring their own settings (`dlm.diffusion.unmask.RULES`). Nothing here needs torch.
 """
@@ -37,7 +37,7 @@ class ModelSection(BaseModel, frozen=True, extra="forbid"):
     """[model]: what to load, and where to."""
 
     name: str = Field(
-        default="pico", min_length=1, description="A bundled model (pico, sudoku), a folder, or a hub id."
+        default="pico", min_length=1, description="A bundled model (pico, sudoku), a folder, a GGUF file, or a hub id."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Type of the weights; auto keeps the checkpoint's on a GPU and is float32 on a CPU."
@@ -52,6 +52,19 @@ class ModelSection(BaseModel, frozen=True, extra="forbid"):
     )
     tensor_parallel: int = Field(
         default=1, ge=1, description="Processes of one node that share the layers; start them with torchrun."
+    )
+
+
+class DraftSection(BaseModel):
+    """[draft]: what guesses tokens that the model then checks, several in one forward."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description='A DFlash draft\'s folder or hub id, "ngram" (what followed the same tokens before), a diffusion model of '
+        'the same tokenizer or, for a diffusion model, "self". The text stays that of no draft.',
     )
 
 
@@ -113,6 +126,16 @@ class SamplerConfig(RuleSettings):
     block_add: float = Field(
         default=0.1, ge=0, le=1, description="Strategy multi_block: filled share of the last block that adds one more."
     )
+    draft_length: int | Literal["auto"] | None = Field(
+        default=None,
+        description='With a draft: tokens it guesses at a time; "auto" goes by what pays (verify = "match"). '
+        "none: as many as the draft was made for.",
+    )
+    verify: Literal["match", "reject"] = Field(
+        default="match",
+        description="With a draft: match writes token for token what the model would without it; reject only keeps the "
+        "distribution, drawing drafts from the draft's own.",
+    )
     stop: str | tuple[str, ...] = Field(
         default=(),
         description="A string, or a list of strings, that ends a continuation; the text is cut before it. Holes ignore it.",
@@ -138,6 +161,10 @@ class SamplerConfig(RuleSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "SamplerConfig":
+        if isinstance(self.draft_length, int) and self.draft_length < 1:
+            raise ValueError(
+                f"draft_length = {self.draft_length}: it counts drafted tokens, so at least 1; without any, leave draft out"
+            )
         if self.gen_length == "auto":
             return self
         if self.gen_length < 1:

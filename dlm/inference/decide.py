@@ -59,7 +59,8 @@ def decide(
 
 def _kind(seq: Sequence) -> tuple:
     s = seq.decoding.settings
-    return seq.decoding.rule, s.temperature, s.top_k, s.top_p, s.cfg_scale, s.edit_threshold, s.remask_threshold
+    choice = s.temperature, s.top_k, s.top_p, s.cfg_scale, seq.strategy.judges(seq)
+    return seq.decoding.rule, *choice, s.edit_threshold, s.remask_threshold
 
 
 def _logits(
@@ -85,6 +86,7 @@ class _Round:
     def __init__(self, seqs: list[Sequence], asked: list[np.ndarray], logits: Tensor, mask_id: int | None) -> None:
         self.seqs, self.logits, self.mask_id = seqs, logits, mask_id
         self.rule, self.settings = seqs[0].decoding.rule, seqs[0].decoding.settings
+        self.judged = seqs[0].strategy.judges(seqs[0])
         self.device = logits.device
         self.shape = len(seqs), max(len(seq.canvas.columns) for seq in seqs)
         self.asked = self._grid(asked)
@@ -116,7 +118,11 @@ class _Round:
         else:
             score = getattr(signals, self.rule.score)
         commit = self._commit(self._spread(score))
-        token, broken = self._spread(signals.token), self._spread(signals.broken)
+        chosen = signals.token
+        if self.judged:
+            assert isinstance(signals, Signals) and address is not None
+            chosen = self.seqs[0].strategy.judge(self.seqs, signals.probabilities, chosen, address)
+        token, broken = self._spread(chosen), self._spread(signals.broken)
         grids = [token, broken, commit]
         if self.seqs[0].revises:
             assert isinstance(signals, Signals)
@@ -134,7 +140,7 @@ class _Round:
 
     def _choose(self, logits: Tensor, address: Address | None) -> "Signals | _Read":
         """Tokens and how sure the model is of them: in one fused pass where that gives all that is needed."""
-        s, plain = self.settings, not any(seq.revises or seq.keep for seq in self.seqs)
+        s, plain = self.settings, not self.judged and not any(seq.revises or seq.keep for seq in self.seqs)
         if plain and s.top_k is None and s.top_p is None and one_pass(logits, s.temperature):
             where = {} if s.temperature == 0 or address is None else vars(address)
             return _Read(confidence(logits, mask_id=self.mask_id, temperature=s.temperature, **where))
@@ -226,9 +232,13 @@ class _Round:
         return logits
 
     def _address(self) -> Address:
-        facts = np.array([(seq.request.seed, seq.request.sample, seq.step) for seq in self.seqs], np.int64)
-        seed, sample, step = self._upload(facts[self.owner].T)
-        position = self._upload(self._listed([np.arange(seq.capacity) for seq in self.seqs]))
+        facts = np.array([(seq.request.seed, seq.request.sample) for seq in self.seqs], np.int64)
+        seed, sample = self._upload(facts[self.owner].T)
+        places = self._listed([np.arange(seq.capacity) for seq in self.seqs])
+        parts = np.split(places, np.flatnonzero(np.diff(self.owner)) + 1)
+        owners = [self.seqs[i] for i in dict.fromkeys(self.owner.tolist())]
+        steps = [seq.strategy.luck(seq, part) for seq, part in zip(owners, parts, strict=True)]
+        step, position = self._upload(np.concatenate(steps)), self._upload(places)
         return Address(seed=seed, sample=sample, step=step, position=position)
 
     def _listed(self, arrays: list[np.ndarray]) -> np.ndarray:

@@ -29,6 +29,8 @@ class Decoding:
     stop: frozenset[int] = frozenset()
     stop_texts: tuple[str, ...] = ()
     """What ends it as text, and is not part of its result."""
+    drafted: bool | None = None
+    """Whether it is drafted for; None: where the engine has a draft."""
 
 
 def continuations(

@@ -13,6 +13,8 @@ from dlm.errors import UserError
 from dlm.inference.batch import Batch
 from dlm.inference.config import EngineConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
+from dlm.inference.drafting.fitting import fitted, require_wanted
+from dlm.inference.drafting.making import drafted_page_bytes, named
 from dlm.inference.events import Event, Log, Stats, Times
 from dlm.inference.keywords import keywords, require_read, sampler_of
 from dlm.inference.memory import page_count
@@ -47,31 +49,44 @@ class Engine:
     begun end with an error event, their pages are free, and the engine goes on with the others. An engine is a context
     manager that closes itself.
 
+    `draft` guesses tokens that the model then checks, several in one forward: a `dlm.load_draft`, its folder, "ngram", a
+    diffusion model of the same tokenizer or, where the model itself is one, "self". Requests take part unless they say
+    draft=False, and their text is that of no draft (but see `verify`).
+
     The weights are those of its start until `reload()`. Where they changed and nobody said so, an idle engine refuses
     the next request; the tokens of requests under way are then of old weights, of new ones, or of both.
     """
 
     @keywords(EngineConfig)
-    def __init__(self, lm: LM, *, trace: Store | None = None, on_step: OnStep | None = None, **settings: Any) -> None:
-        self._open(lm, toml.check(EngineConfig, settings, "Engine()"), trace, on_step)
+    def __init__(
+        self, lm: LM, *, draft: Any = None, trace: Store | None = None, on_step: OnStep | None = None, **settings: Any
+    ) -> None:
+        self._open(lm, toml.check(EngineConfig, settings, "Engine()"), trace, on_step, draft)
 
     @classmethod
-    def of(cls, lm: LM, config: EngineConfig, trace: Store | None = None, on_step: OnStep | None = None) -> "Engine":
+    def of(
+        cls, lm: LM, config: EngineConfig, trace: Store | None = None, on_step: OnStep | None = None, draft: Any = None
+    ) -> "Engine":
         """An engine as a config describes it."""
         engine = cls.__new__(cls)
-        engine._open(lm, config, trace, on_step)
+        engine._open(lm, config, trace, on_step, draft)
         return engine
 
-    def _open(self, lm: LM, config: EngineConfig, trace: Store | None, on_step: OnStep | None) -> None:
+    def _open(
+        self, lm: LM, config: EngineConfig, trace: Store | None, on_step: OnStep | None, draft: Any = None
+    ) -> None:
         require_lm(lm, "Engine()")
+        draft = named(draft, lm, "Engine()")
         self.lm, self.config = lm, config
         self.cache = cache_of(lm.config, config.cache)
         require_read(config, self.cache)
-        pages = page_count(lm, self.config)
+        pages = page_count(lm, self.config, drafted_page_bytes(draft, self.config.page_size))
         pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
-        self.batch = Batch(lm, pool, self.config, self.cache)
+        self.batch = Batch(lm, pool, self.config, self.cache, draft)
         self.batch.on_step = on_step
-        self.recording: Listener | None = None if trace is None else Recording(trace, lm, self.config, self.cache)
+        self.recording: Listener | None = None
+        if trace is not None:
+            self.recording = Recording(trace, lm, self.config, self.cache, str(getattr(draft, "name", draft)))
         self.owner = Ownership(self.batch.mend)
         self.closed = False
         self._numbers = count()
@@ -85,13 +100,14 @@ class Engine:
         sample: int = 0,
         deadline: float | None = None,
         confidence: bool = False,
+        draft: bool | None = None,
         **settings: Any,
     ) -> str:
         """Queue a prompt and return its id; settings are those of `dlm.generate` (or, with `infill`, `dlm.infill`).
 
         A conversation is a prompt too. Holes have one length each: `dlm.infill` chooses it where a prompt gives a range.
         A request that is not finished `deadline` seconds from now ends with an error event. With `confidence` its
-        events carry how sure the model was of each token. Any thread may call this while another one steps.
+        events carry how sure the model was of each token. `draft=False` decodes it without the engine's draft. Any thread may call this while another one steps.
         Raises UserError for settings that do not fit, for an id that is already under way, and for a request that
         could never run in this engine; its subclass `Full` when `max_waiting` requests wait already.
         """
@@ -103,7 +119,8 @@ class Engine:
         decodings = make(self.lm, prompt, sampler, where="add_request()", request_ids=[name])
         if len(decodings) != 1:
             raise UserError("add_request() takes one prompt and one sample: number them with `sample`")
-        decoding = replace(decodings[0], request=replace(decodings[0].request, sample=sample))
+        decoding = replace(decodings[0], request=replace(decodings[0].request, sample=sample), drafted=draft)
+        require_wanted(settings, draft is not False and self.batch.draft is not None, "add_request()")
         return self.submit(decoding, deadline=deadline, confidence=confidence)
 
     def submit(
@@ -120,6 +137,7 @@ class Engine:
 
         `meta` goes into its trace, `script` may change its decisions, and `log` gets its events.
         """
+        decoding = fitted(decoding, self.batch.draft, self.batch.drafter, self.cache)
         strategy, text = self.batch.strategy_of(decoding), TextStream(self.lm, decoding.stop_texts)
         log = log or Log()
         seq = Sequence(decoding, text, self.lm.config, self.config, strategy, script=script, log=log)
@@ -252,9 +270,11 @@ class Engine:
 
     def generate(self, prompts: Prompt | Sized[Prompt], **settings: Any) -> list[Generation]:
         """Decode these prompts, beside whatever else is under way, and return their results in order."""
-        names = settings.pop("request_ids", None)
-        sampler = sampler_of("generate()", settings, others=("request_ids",))
-        return self.run(continuations(self.lm, prompts, sampler, where="generate()", request_ids=names))
+        names, draft = settings.pop("request_ids", None), settings.pop("draft", None)
+        sampler = sampler_of("generate()", settings, others=("request_ids", "draft"))
+        require_wanted(settings, draft is not False and self.batch.draft is not None, "generate()")
+        decodings = continuations(self.lm, prompts, sampler, where="generate()", request_ids=names)
+        return self.run([replace(decoding, drafted=draft) for decoding in decodings])
 
     def run(self, decodings: Sized[Decoding]) -> list[Generation]:
         """Submit all and step until they are done; their events go to nobody else.

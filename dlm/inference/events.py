@@ -91,11 +91,18 @@ def step_events(results: "Sized[tuple[Sequence, Decision]]") -> Iterator[StepEve
         longest = max(seq.canvas.length for seq, _ in rows)
         canvas = torch.full((len(rows), longest), rows[0][0].canvas.mask_id)
         changes = torch.zeros(3, len(rows), longest, dtype=torch.bool)
+        drafts = any(decision.drafted is not None for _, decision in rows)
+        refused, taken = torch.full_like(canvas, -1), torch.zeros_like(changes[0])
         for i, (seq, decision) in enumerate(rows):
             canvas[i, : seq.canvas.length] = torch.from_numpy(seq.canvas.after(decision))
             for kind, flags in enumerate((decision.commit, decision.edited, decision.remasked)):
                 if flags is not None:
                     changes[kind, i, torch.from_numpy(seq.canvas.columns[flags])] = True
+            if decision.drafted is not None:
+                kept = decision.commit & (decision.drafted == decision.token)
+                gone = (decision.drafted >= 0) & ~kept
+                taken[i, torch.from_numpy(seq.canvas.columns[kept])] = True
+                refused[i, torch.from_numpy(seq.canvas.columns[gone])] = torch.from_numpy(decision.drafted[gone])
         yield StepEvent(
             step=place[0],
             nfe=place[1],
@@ -106,4 +113,6 @@ def step_events(results: "Sized[tuple[Sequence, Decision]]") -> Iterator[StepEve
             committed=changes[0],
             edited=changes[1],
             remasked=changes[2],
+            refused=refused if drafts else None,
+            drafted=taken if drafts else None,
         )

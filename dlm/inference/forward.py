@@ -45,15 +45,21 @@ class Forward:
         self.runs = 0
         self.recorded: tuple[Callable[[], None], Tensor] | None = None
         self.ids: Tensor | None = None
+        self.taps: Tensor | None = None
+        """Of the last call, (n, m, d): outputs of its tapped layers, of all rows."""
 
-    def __call__(self, ids: np.ndarray, output_rows: np.ndarray) -> Float[Tensor, "w d"]:
+    def __call__(self, ids: np.ndarray, output_rows: np.ndarray, tapped: tuple[int, ...] = ()) -> Float[Tensor, "w d"]:
         """`ids` are (n,), the layout's rows in order; `output_rows` are (w,), those whose states come back, w > 0.
 
-        The next call may overwrite the result.
+        `tapped` are layers whose outputs are kept in `taps`. The next call may overwrite the result.
         """
         given, rows = self.layout.upload(ids), self.layout.upload(output_rows)
         if self.fused is not None:
-            return self.fused(self.layout, given, rows)
+            hidden = self.fused(self.layout, given, rows, tapped)
+            self.taps = self.fused.taps
+            return hidden
+        if tapped:  # a request that is drafted for has other spans in each step: nothing to record
+            return self._hidden(given, tapped=tapped)[rows]
         if self.capture is None:
             return self._hidden(given, rows)
         self.runs += 1
@@ -79,9 +85,14 @@ class Forward:
     def attend(self) -> Attend:
         return paged_attend(self.layout, self.path)
 
-    def _hidden(self, ids: Tensor, output_rows: Tensor | None = None) -> Tensor:
+    def _hidden(self, ids: Tensor, output_rows: Tensor | None = None, tapped: tuple[int, ...] = ()) -> Tensor:
+        taps: dict[int, Tensor] = {}
         with self._products():
-            return self.network.hidden(ids, self.layout.positions, attend=self.attend, output_rows=output_rows)
+            hidden = self.network.hidden(
+                ids, self.layout.positions, attend=self.attend, output_rows=output_rows, taps=taps if tapped else None
+            )
+        self.taps = torch.stack([taps[number] for number in tapped], dim=1) if tapped else None
+        return hidden
 
     def _products(self) -> AbstractContextManager[object]:
         return FixedRows() if self.deterministic else nullcontext()

@@ -9,20 +9,29 @@ from torch import Tensor, nn
 
 from dlm.inference.layout import Layout
 from dlm.inference.memory import free_memory
-from dlm.kernels.c import native
-from dlm.kernels.c.structs import Layer, Network, Product, Run
+from dlm.kernels.c import native, structs
+from dlm.kernels.c.structs import Network, Product, Run
 from dlm.kernels.threads import threads_now
 from dlm.models.attention import Attention, RMSNorm
-from dlm.models.transformer import MLP, Transformer
+from dlm.models.transformer import MLP, Layer, Transformer
 
 SHARE_OF_COPIES = 0.1
 """Of the free memory, what weights in the products' own layout may take."""
 
 
 class FrozenLayers:
-    """A network's weights as C reads them. Later changes are not seen; replaced tensors stay alive with it."""
+    """A network's weights as C reads them. Later changes are not seen; replaced tensors stay alive with it.
 
-    def __init__(self, network: Transformer, linears: list[nn.Linear], norms: list[RMSNorm | None]) -> None:
+    `shared` are those of a network with the same head.
+    """
+
+    def __init__(
+        self,
+        network: Transformer,
+        linears: list[nn.Linear],
+        norms: list[RMSNorm | None],
+        shared: "FrozenLayers | None" = None,
+    ) -> None:
         head = network.embed.weight if network.lm_head is None else network.lm_head.weight
         size = 4 * (head.numel() + sum(linear.weight.numel() for linear in linears))
         self.copies = size <= SHARE_OF_COPIES * free_memory(torch.device("cpu"))
@@ -30,7 +39,7 @@ class FrozenLayers:
         self.kept: list[Tensor] = []
         """What the structs point to."""
         self.table, self.norm = self._keep(network.embed.weight), self._keep(network.norm.weight)
-        self.layers = (Layer * len(network.layers))()
+        self.layers = (structs.Layer * len(network.layers))()
         for number, layer in enumerate(self.layers):
             own = linears[7 * number : 7 * number + 7]
             layer.qkv[:] = self._side_by_side(own[:3])
@@ -40,7 +49,8 @@ class FrozenLayers:
                 for norm in norms[4 * number : 4 * number + 4]
             ]
             layer.attn_norm, layer.q_norm, layer.k_norm, layer.mlp_norm = addresses
-        self.head = self._product(head, None)
+        self.head = self._product(head, None) if shared is None else shared.head
+        self.shared = shared
 
     def _keep(self, x: Tensor) -> Tensor:
         self.kept.append(x.detach())
@@ -82,6 +92,12 @@ def frozen_layers(network: Transformer, state: Any) -> FrozenLayers | None:
     return known[1]
 
 
+def freeze(network: Transformer, shared: FrozenLayers) -> FrozenLayers | None:
+    """The weights of a network with another one's head, as they are now; None where C does not compute what it does."""
+    parts = _plain(network)
+    return None if parts is None else FrozenLayers(network, *parts, shared)
+
+
 def forget(network: Transformer) -> None:
     """Read the weights again at the next use."""
     _FROZEN.pop(network, None)
@@ -96,7 +112,7 @@ def _plain(network: Transformer) -> tuple[list[nn.Linear], list[RMSNorm | None]]
     parents: list[nn.Module] = [network]
     for layer in network.layers:
         attn, mlp = layer.attn, layer.mlp
-        if type(attn) is not Attention or type(mlp) is not MLP:
+        if type(layer) is not Layer or type(attn) is not Attention or type(mlp) is not MLP:
             return None
         parents += [layer, attn, mlp]
         linears += [attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
@@ -120,7 +136,8 @@ def _readable(x: Tensor) -> bool:
 class FusedLayers:
     """One engine's calls of C: the frozen weights, and memory to work in."""
 
-    def __init__(self, network: Transformer, frozen: FrozenLayers) -> None:
+    def __init__(self, network: Transformer, frozen: FrozenLayers, keep_tokens: bool = True) -> None:
+        """`keep_tokens`: keep the first layer's projections of tokens that were met."""
         c = network.config
         heads = c.num_attention_heads, network.kv_heads, c.head_dim
         rotated = 0 if network.rope is None else 2 * network.rope[0].shape[0]
@@ -130,11 +147,19 @@ class FusedLayers:
         self.projected: tuple[Tensor, ...] = ()
         """The first layer's projections of tokens, and of which: made as they are met, where memory is plenty."""
         tokens, width = network.embed.weight.shape[0], (heads[0] + 2 * heads[1]) * heads[2]
-        if network.positions is None and 4 * tokens * width <= SHARE_OF_COPIES * free_memory(torch.device("cpu")):
+        if (
+            keep_tokens
+            and network.positions is None
+            and 4 * tokens * width <= SHARE_OF_COPIES * free_memory(torch.device("cpu"))
+        ):
             self.projected = torch.empty(tokens, width), torch.zeros(tokens, dtype=torch.uint8)
         self.last: tuple[Layout, Run, list[Tensor]] | None = None
+        self.taps: Tensor = torch.empty(0)
+        """Of the last call, (n, m, d): the outputs of the tapped layers of all rows."""
 
-    def __call__(self, layout: Layout, ids: Int[Tensor, " n"], output_rows: Int[Tensor, " w"]) -> Float[Tensor, "w d"]:
+    def __call__(
+        self, layout: Layout, ids: Int[Tensor, " n"], output_rows: Int[Tensor, " w"], tapped: tuple[int, ...] = ()
+    ) -> Float[Tensor, "w d"]:
         """Final hidden states of the `output_rows`, (w,) in ascending order."""
         network, table = self.network, self.frozen.table
         self.shape.threads = threads_now()
@@ -144,7 +169,12 @@ class FusedLayers:
         if network.positions is not None:
             table, ids = network.embedded(ids, layout.positions), torch.arange(layout.rows)
         out = torch.empty(output_rows.shape[0], network.config.hidden_size)
-        native.layers(self.shape, self.frozen.layers, self.last[1], self.frozen.norm, table, ids, output_rows, out)
+        layers = self.shape, self.frozen.layers, self.last[1], self.frozen.norm
+        if tapped:
+            numbers, self.taps = torch.tensor(tapped), torch.empty(layout.rows, len(tapped), out.shape[1])
+            native.layers(*layers, table, ids, output_rows, out, numbers, self.taps)
+        else:
+            native.layers(*layers, table, ids, output_rows, out)
         return out
 
     def head(self, hidden: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:

@@ -9,6 +9,8 @@ from typing import Any
 from dlm.errors import UserError
 from dlm.inference.config import MOST, EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
+from dlm.inference.drafting.fitting import READ_WITH_A_DRAFT, require_wanted
+from dlm.inference.drafting.making import SELF, named
 from dlm.inference.engine import Engine, OnStep
 from dlm.inference.keywords import keywords, settings_of
 from dlm.inference.lengths import at_longest, settle
@@ -16,9 +18,12 @@ from dlm.inference.prompts import Prompt, as_prompts
 from dlm.inference.readers import ENGINE_ALONE, HOLES
 from dlm.inference.recording import Store
 from dlm.inference.request import Generation
+from dlm.inference.strategies.jumps import states_of
 from dlm.models.lm import LM
 
-OWN = ("trace", "request_ids", "batch_size", "on_step")
+DRAFTED = {name: SamplerConfig.model_fields[name].default for name in READ_WITH_A_DRAFT}
+"""Settings that only a draft reads, and what they are where nobody gave them."""
+OWN = ("draft", "trace", "request_ids", "batch_size", "on_step")
 
 
 @keywords(SamplerConfig, EngineConfig, without=ENGINE_ALONE)
@@ -26,6 +31,7 @@ def generate(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
     *,
+    draft: Any = None,
     trace: Store | None = None,
     request_ids: Sequence[str] | None = None,
     batch_size: int = 64,
@@ -51,12 +57,19 @@ def generate(
     allow_long=True. Ctrl-C is raised as `dlm.inference.Interrupted`, which holds what was decoded. Results do not depend on
     `batch_size`, the number of requests under way at a time. `remasking` is LLaDA's name for `rule`, which may also be an
     object of `dlm.diffusion.unmask`. Raises UserError for what cannot be done, and for a setting that nothing reads here.
+
+    `draft` speeds a causal model up: a DFlash draft (`dlm.load_draft`, or its folder or hub id), "ngram" (what followed the
+    same tokens earlier in the text) or a diffusion model of the same tokenizer guesses tokens, and one forward of the
+    model checks them all. The text is token for token that of no draft, at any temperature, unless verify="reject".
+    For a diffusion model, draft="self" writes the text of one token a step in fewer, wider forwards. Results then tell
+    `.accepted`, `.tau`, `.target_nfe` and `.draft_nfe`.
     """
     sampler, engine = settings_of("generate()", settings, others=OWN)
-    return continue_all(lm, prompts, sampler, engine, trace, request_ids, batch_size, on_step)
+    require_wanted(settings, draft is not None, "generate()")
+    return continue_all(lm, prompts, sampler, engine, trace, request_ids, batch_size, on_step, draft)
 
 
-@keywords(SamplerConfig, EngineConfig, without=(*HOLES, *ENGINE_ALONE))
+@keywords(SamplerConfig, EngineConfig, without=(*HOLES, *DRAFTED, *ENGINE_ALONE))
 def infill(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
@@ -81,6 +94,9 @@ def infill(
     hole ends nothing: it is a token like others, and `.text` and `.holes` do not show it. Otherwise as `generate`.
     """
     sampler, engine = settings_of("infill()", settings, holes=True, others=OWN)
+    for name in DRAFTED:
+        if name in settings:
+            raise UserError(f"infill(): {name} is of a draft, which continues a text and fills no holes: leave it out")
     return fill_all(lm, prompts, sampler, engine, trace, request_ids, batch_size, on_step)
 
 
@@ -93,12 +109,19 @@ def continue_all(
     request_ids: Sequence[str] | None = None,
     batch_size: int = 64,
     on_step: OnStep | None = None,
+    draft: Any = None,
 ) -> list[Generation]:
     """`generate` with its settings as objects."""
     _check_size(batch_size)
     names = {"where": "generate()", "request_ids": request_ids, "unique": trace is not None}
+    require_wanted(
+        {name for name in DRAFTED if getattr(sampler, name) != DRAFTED[name]}, draft is not None, "generate()"
+    )
     decodings = continuations(lm, prompts, sampler, **names)
-    return engine_for(lm, decodings, engine, batch_size, trace, on_step).run(decodings) if decodings else []
+    draft = named(draft, lm, "generate()")
+    if not decodings:
+        return []
+    return engine_for(lm, decodings, engine, batch_size, trace, on_step, draft).run(decodings)
 
 
 def fill_all(
@@ -141,6 +164,7 @@ def engine_for(
     batch_size: int,
     trace: Store | None = None,
     on_step: OnStep | None = None,
+    draft: Any = None,
 ) -> Engine:
     """An engine just large enough to have `batch_size` of these under way, where nothing else was asked for."""
     for name in ENGINE_ALONE:
@@ -149,17 +173,19 @@ def engine_for(
                 f"{name} = {value} is only read by a dlm.Engine that requests come to: here all are known, and it is made "
                 f"for them; leave {name} out"
             )
-    sizes = sorted((_size(decoding, config.page_size) for decoding in decodings), reverse=True)[:batch_size]
+    sizes = sorted((_size(decoding, config.page_size, draft) for decoding in decodings), reverse=True)[:batch_size]
     room = {
         "num_pages": sum(pages for pages, _ in sizes),
         "max_num_tokens": max(8192, *(positions for _, positions in sizes)),
         "max_num_requests": batch_size,
     }
     room = {name: size for name, size in room.items() if name not in config.model_fields_set}
-    return Engine.of(lm, config.model_copy(update=room), trace=trace, on_step=on_step)
+    return Engine.of(lm, config.model_copy(update=room), trace=trace, on_step=on_step, draft=draft)
 
 
-def _size(decoding: Decoding, page_size: int) -> tuple[int, int]:
+def _size(decoding: Decoding, page_size: int, draft: Any = None) -> tuple[int, int]:
     """Pages and positions that a request may come to need."""
     length, lanes = max(1, decoding.plan.length(decoding.request)), 2 if decoding.settings.cfg_scale > 0 else 1
+    if draft == SELF:
+        lanes = states_of(decoding.settings.draft_length) + 1
     return -(-length // page_size) * lanes, length * lanes

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from dlm.models.attention import Rope
 from dlm.models.transformer import Transformer
 
 
-def _rope(network: Transformer, pool: PagePool, positions: Int[Tensor, " n"], furthest: int) -> Rope | None:
+def rope_rows(network: Transformer, pool: PagePool, positions: Int[Tensor, " n"], furthest: int) -> Rope | None:
     """cos and sin of these positions, (1, n, 1, r) each: rows of a table over all positions, made once a pool."""
     if network.rope is None:
         return None
@@ -46,8 +47,17 @@ class Piece:
 class Layout:
     """All of a forward that does not depend on the tokens: steps that run the same spans share it."""
 
-    def __init__(self, scheduled: Sized[Scheduled], pool: PagePool, network: Transformer) -> None:
+    def __init__(
+        self,
+        scheduled: Sized[Scheduled],
+        pool: PagePool,
+        network: Transformer,
+        attention_block: int | Literal["own"] | None = "own",
+    ) -> None:
+        """`attention_block` stands for that of the requests, where this network has another attention than the engine's."""
         self.pool, self.device = pool, pool.k.device
+        self.first_rows: dict[int, int] = {}
+        """Of each request, by its number: the first row of its first branch."""
         self.pieces: list[Piece] = []
         self.starts: list[list[int]] = []
         """First row of each branch of each scheduled request."""
@@ -65,14 +75,16 @@ class Layout:
                 positions.append(at)
                 slots.append(np.where(kept, pages[at // size] * size + at % size, -1))
                 seen = tuple(table[: pool.pages_for(span.visible)])
-                self.pieces.append(Piece(row, row + len(at), span.visible, seen, seq.attention_block))
+                block = seq.attention_block if attention_block == "own" else attention_block
+                self.pieces.append(Piece(row, row + len(at), span.visible, seen, block))
                 firsts.append(row)
                 row += len(at)
             self.starts.append(firsts)
+            self.first_rows[seq.number] = firsts[0]
         self.rows = row
         self.host_positions, self.host_slots = np.concatenate(positions), np.concatenate(slots)
         self.positions = self.upload(self.host_positions)
-        self.rope = _rope(network, pool, self.positions, int(self.host_positions.max()))
+        self.rope = rope_rows(network, pool, self.positions, int(self.host_positions.max()))
 
     def upload(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))

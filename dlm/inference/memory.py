@@ -12,9 +12,12 @@ SHARE_ON_HOST = 0.25
 """Of `memory_fraction`: a CPU's memory is everybody's."""
 
 
-def page_count(lm: LM, config: EngineConfig) -> int:
-    """`num_pages`, or as many as `memory_fraction` of the free memory holds and `max_num_requests` could ever use."""
-    each = page_bytes(lm, config.page_size)
+def page_count(lm: LM, config: EngineConfig, beside: int = 0) -> int:
+    """`num_pages`, or as many as `memory_fraction` of the free memory holds and `max_num_requests` could ever use.
+
+    `beside` are bytes that a page takes elsewhere: a draft's.
+    """
+    each = page_bytes(lm, config.page_size) + beside
     if config.num_pages is not None:
         if config.num_pages * each > (most := whole_memory(lm.device)):
             raise UserError(

@@ -15,8 +15,9 @@ from dlm.inference.sequence import Sequence
 from dlm.models.fingerprint import weights_digest
 from dlm.models.lm import LM
 
-SET, MASK, REPLACE = 0, 1, 2
-"""A mask became a token, a token became a mask again, a token became another: the numbers traces use."""
+SET, MASK, REPLACE, ACCEPT, REJECT = range(5)
+"""A mask became a token, a token became a mask again, a token became another, a draft was kept, a draft was refused: the
+numbers traces use."""
 
 
 class Recorder(Protocol):
@@ -72,10 +73,10 @@ class Listener(Protocol):
 class Recording:
     """A store and what all traces of one engine have in common."""
 
-    def __init__(self, store: Store, lm: LM, engine: EngineConfig, cache: str) -> None:
+    def __init__(self, store: Store, lm: LM, engine: EngineConfig, cache: str, draft: str = "") -> None:
         if not hasattr(store, "recorder"):
             raise UserError(f"trace = {store!r:.60}: give a dlm.TraceStore, which takes the path of a file")
-        self.store, self.lm = store, lm
+        self.store, self.lm, self.draft = store, lm, draft
         self.common = {
             "model": lm.name,
             "weights": weights_digest(lm.network),
@@ -96,11 +97,12 @@ class Recording:
     def begin(self, seq: Sequence, meta: Mapping[str, Any]) -> Recorder | None:
         """A recorder for this request, or None where the store leaves it out. Raises if its id is taken."""
         settings, request, plan = seq.decoding.settings, seq.request, seq.decoding.plan
+        unused = () if seq.decoding.drafted else ("draft_length", "verify")
         context = {
             **self.common,
             "kind": "infill" if request.holes else "generate",
             "sampler": {
-                **settings.model_dump(mode="json", exclude={"seed", "num_samples", "rule"}),
+                **settings.model_dump(mode="json", exclude={"seed", "num_samples", "rule", *unused}),
                 "rule": _rule(seq),
             },
         }
@@ -108,6 +110,8 @@ class Recording:
             context["sampler"]["block_length"] = plan.length_of_block(None if plan.open_ended else request.gen_length)
         if plan.aligned and not request.holes:
             context["block_start"] = 0
+        if seq.decoding.drafted:
+            context["draft"] = self.draft
         return self.store.recorder(
             request.request_id,
             list(request.ids),
@@ -126,6 +130,8 @@ def note(recorder: Recorder, seq: Sequence, decision: Decision) -> None:
         # In the order of positions, as in a canvas that is compared with the one before.
         where, kinds = _changes(decision.commit, decision.edited, decision.remasked)
         tokens = np.where(kinds == MASK, seq.canvas.mask_id, decision.token[where])
+    if decision.drafted is not None:
+        where, tokens, kinds = _checked(decision)
     recorder.commit(
         seq.step,
         seq.canvas.columns[where],
@@ -136,6 +142,19 @@ def note(recorder: Recorder, seq: Sequence, decision: Decision) -> None:
         length=seq.canvas.length,
         canvas=seq.canvas.after(decision) if "digests" in recorder.keep else None,
     )
+
+
+def _checked(decision: Decision) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What became of drafts: columns, tokens and kinds, those refused before what took their place."""
+    drafted, commit = decision.drafted, decision.commit
+    assert drafted is not None
+    kept = commit & (drafted == decision.token)
+    refused, made = np.flatnonzero((drafted >= 0) & ~kept), np.flatnonzero(commit)
+    where = np.concatenate((refused, made))
+    tokens = np.concatenate((drafted[refused], decision.token[made]))
+    kinds = np.concatenate((np.full(len(refused), REJECT), np.where(kept[made], ACCEPT, SET)))
+    order = np.argsort(where, kind="stable")
+    return where[order], tokens[order], kinds[order]
 
 
 def listening(recorders: Mapping[str, Recorder]) -> Callable[[StepEvent], None]:

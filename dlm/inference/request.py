@@ -54,6 +54,10 @@ class StepEvent:
     """Tokens that were replaced by others."""
     remasked: Bool[Tensor, "b l"]
     """Tokens that became masks again."""
+    refused: Int[Tensor, "b l"] | None = None
+    """Drafted tokens that the step did not take; -1 elsewhere. None where nothing was drafted."""
+    drafted: Bool[Tensor, "b l"] | None = None
+    """Of those committed, the drafted ones. None where nothing was drafted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,11 @@ class Generation:
     request_id, sample: Whose result it is: `sample` is its number among the samples asked of one prompt.
     holes: For infilling: the filled pieces in order.
     steps: The step, from 0, at which each token was committed (the last time, if it was masked again).
+    accepted: With a draft: the tokens that each verification added, the target's own counted, the last clipped to the
+        text. The first token is the prompt's forward's, and not counted.
+    drafted: With a draft: the tokens that each verification checked.
+    tau: With a draft: the mean of `accepted`; 0 where nothing was verified.
+    target_nfe, draft_nfe: With a draft: forwards of either; `nfe` and `tpf` count the target's.
     """
 
     text: str
@@ -81,6 +90,11 @@ class Generation:
     sample: int = 0
     holes: list[str] | None = None
     steps: list[int] = field(default_factory=list)
+    accepted: list[int] | None = None
+    drafted: list[int] | None = None
+    tau: float | None = None
+    target_nfe: int | None = None
+    draft_nfe: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -44,7 +44,7 @@ class Scheduler:
         if need > self.pool.num_pages:
             raise UserError(
                 f"{name} needs {need} pages of {self.pool.page_size} positions ({seq.capacity} positions"
-                f"{', twice for guidance' if seq.branches > 1 else ''}), and the engine has {self.pool.num_pages}: "
+                f"{f', {seq.branches} times' if seq.branches > 1 else ''}), and the engine has {self.pool.num_pages}: "
                 "raise num_pages or memory_fraction, or shorten the request"
             )
         most = self._widest(seq)
@@ -89,7 +89,9 @@ class Scheduler:
             span = self._fit(seq, budget)
             if span is None:
                 continue
-            if not self._provide(seq, span.visible, {item.sequence.number for item in scheduled}):
+            if not self._provide(
+                seq, max(span.visible, seq.strategy.reach(seq)), {item.sequence.number for item in scheduled}
+            ):
                 continue
             budget -= len(span.positions) * seq.branches
             scheduled.append(Scheduled(seq, span))
@@ -109,7 +111,7 @@ class Scheduler:
     def ran(self, item: Scheduled) -> None:
         """Book a forward: what is cached now."""
         seq, span = item.sequence, item.span
-        seq.nfe += seq.branches
+        seq.nfe += seq.strategy.forwards(seq)
         if self.span_of is not full and len(span.positions) == seq.canvas.length and span == full(seq):
             seq.pages.refreshed = seq.step
         if not span.decides:
@@ -170,7 +172,8 @@ class Scheduler:
             pages.begin(self.pool)
             self._reuse(seq)
         span = self._fit(seq, budget)
-        needed = max(held, self.pool.pages_for(span.visible)) * seq.branches - pages.held if span is not None else 0
+        reach = 0 if span is None else max(span.visible, seq.strategy.reach(seq))
+        needed = max(held, self.pool.pages_for(reach)) * seq.branches - pages.held if span is not None else 0
         if span is None or needed > self.pool.free:
             pages.release(self.pool)
             if seq.parked is None:
@@ -178,7 +181,7 @@ class Scheduler:
             return None
         if seq.parked is not None:
             resume(seq, self.pool)
-        grown = pages.grow(self.pool, self.pool.pages_for(span.visible))
+        grown = pages.grow(self.pool, self.pool.pages_for(reach))
         assert grown
         return span
 
@@ -214,6 +217,6 @@ class Scheduler:
         return -(-(page + 1) * self.pool.page_size // block) * block
 
     def _digest(self, seq: Sequence, branch: int, page: int, tokens: np.ndarray) -> bytes:
-        before = seq.pages.digests[branch][page - 1] if page else f"{seq.attention_block}".encode()
+        before = seq.pages.digests[branch][page - 1] if page else f"{seq.attention_block}{seq.strategy.marks}".encode()
         start = self._closure(seq, page - 1) if page else 0
         return digest(tokens[start : self._closure(seq, page)].tolist(), before)

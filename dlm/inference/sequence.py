@@ -74,7 +74,7 @@ class Sequence:
         plan, settings = self.decoding.plan, self.decoding.settings
         # Causal families have no mask: what stands at the position being predicted is then of no consequence.
         self.canvas = Canvas(self.request, plan.length(self.request), self.config.mask_token_id or 0)
-        self.pages = PageTable(2 if settings.cfg_scale > 0 else 1)
+        self.pages = PageTable(self.strategy.branches(self))
         self.shift = int(self.config.shifted_logits)
         self.attention_block = {"bidirectional": None, "causal": 1}.get(self.config.attention, self.config.block_length)
         """Block length of its attention; None sees everything, 1 is causal."""
@@ -145,9 +145,8 @@ class Sequence:
             self.times = replace(self.times, first_block=time.monotonic())
 
     def tokens(self, branch: int) -> np.ndarray:
-        """What the network is shown in that branch: in the second one masks stand for the prompt."""
-        canvas = self.canvas
-        return np.where(canvas.given, canvas.mask_id, canvas.tokens) if branch else canvas.tokens
+        """What the network is shown in that branch."""
+        return self.strategy.shown(self, branch)
 
     def open(self, block: Block) -> None:
         """Begin to denoise a block, beside those that are open."""

@@ -18,7 +18,8 @@ from dlm.inference.sequence import Sequence
 from dlm.inference.strategies import Strategy
 from dlm.models.lm import LM
 
-Result = tuple[Sequence, Decision | BrokenLogits]
+Result = tuple[Sequence, list[Decision] | BrokenLogits]
+"""A request and its next steps, mostly one, or what is wrong with its logits."""
 
 
 class Stepper:
@@ -30,7 +31,7 @@ class Stepper:
         self._last: tuple[tuple, Forward] | None = None
 
     def run(self, scheduled: list[Scheduled]) -> list[Result]:
-        """What each request that is asked something decides, or that its logits are broken."""
+        """What each request that is asked something decides, one step after the other, or that its logits are broken."""
         strategies = list(_by_strategy(scheduled))
         training = self.network.training
         if training:
@@ -63,14 +64,17 @@ class Stepper:
             ]
         )
         starts = forward.layout.starts
-        questions = [_question(item, rows) for item, rows in zip(scheduled, starts, strict=True) if item.span.decides]
+        asked = [(item, rows) for item, rows in zip(scheduled, starts, strict=True) if item.span.decides]
+        questions = [question for item, rows in asked for question in _questions(item, rows)]
         output_rows = _union([rows for question in questions for rows in question.rows])
-        hidden = forward(ids, output_rows)
+        tapped = next((strategy.taps for strategy, _ in strategies if strategy.taps), ())
+        hidden = forward(ids, output_rows, tapped)
         self.nfe += 1
         self.rows += len(ids)
         for strategy, mine in strategies:
             strategy.observe(mine, forward)
-        return decide(self.network, forward.head, hidden, output_rows, questions)
+        answers = dict(decide(self.network, forward.head, hidden, output_rows, questions))
+        return [(item.sequence, _settled(item.sequence, answers)) for item, _ in asked]
 
     def _lay_out(self, scheduled: list[Scheduled]) -> Forward:
         """The step's forward; that of the step before where nothing moved."""
@@ -85,13 +89,25 @@ def _by_strategy(scheduled: list[Scheduled]) -> Iterator[tuple[Strategy, list[Sc
         yield strategy, [item for item in scheduled if item.sequence.strategy is strategy]
 
 
-def _question(item: Scheduled, starts: Sized[int]) -> Question:
-    """Which columns a request is to decide, and where they are predicted in the packed rows."""
+def _questions(item: Scheduled, starts: Sized[int]) -> Iterator[Question]:
+    """Of each state of a request: which columns are to be decided, and where they are predicted in the packed rows."""
     seq, span = item.sequence, item.span
-    columns = seq.strategy.asks(seq)
-    needed = np.maximum(seq.canvas.columns[columns] - seq.shift, 0)
-    rows = needed - span.positions[0] if isinstance(span.positions, range) else np.searchsorted(span.positions, needed)
-    return Question(seq, columns, [rows + start for start in starts])
+    guided = seq.decoding.settings.cfg_scale > 0
+    for number, view in enumerate(seq.strategy.views(seq)):
+        columns = seq.strategy.asks(view)
+        needed = np.maximum(seq.canvas.columns[columns] - seq.shift, 0)
+        if isinstance(span.positions, range):
+            rows = needed - span.positions[0]
+        else:
+            rows = np.searchsorted(span.positions, needed)
+        yield Question(view, columns, [rows + start for start in (starts if guided else starts[number : number + 1])])
+
+
+def _settled(seq: Sequence, answers: dict[Sequence, Decision | BrokenLogits]) -> list[Decision] | BrokenLogits:
+    """What becomes of the answers to a request's questions."""
+    found = [answers[view] for view in seq.strategy.views(seq)]
+    broken = next((answer for answer in found if isinstance(answer, BrokenLogits)), None)
+    return broken or seq.strategy.settle(seq, [answer for answer in found if isinstance(answer, Decision)])
 
 
 def _union(rows: list[np.ndarray]) -> np.ndarray:

@@ -8,6 +8,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "attention": ["AttentionSpec"],
         "config": ["ModelConfig", "MoEConfig"],
         "converting": ["convert"],
+        "draft": ["Draft"],
+        "draft_files": ["load_draft"],
         "families": ["FAMILIES", "Family"],
         "finding": ["available"],
         "lm": ["LM"],

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dlm.errors import UserError
-from dlm.models.settings import read_json
+from dlm.models.settings import settings_of
 from dlm.models.transformer import Transformer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -43,7 +43,7 @@ def pick_dtype(dtype: str | torch.dtype, settings: Mapping[str, Any], device: to
 
 def stored_dtype(folder: Path) -> str:
     """The dtype that a checkpoint says its weights have."""
-    settings = read_json(folder / "config.json")
+    settings = settings_of(folder)
     name = str(settings.get("dtype") or settings.get("torch_dtype") or "float32").removeprefix("torch.")
     return name if name in DTYPES else "float32"
 

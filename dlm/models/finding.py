@@ -1,4 +1,4 @@
-"""Where a checkpoint is: in the package, in a folder, or on the hub."""
+"""Where a checkpoint is: in the package, in a folder or a GGUF file, or on the hub."""
 
 import difflib
 import re
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from dlm.data.gguf import is_gguf
 from dlm.errors import UserError
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
@@ -45,19 +46,23 @@ def _about(card: Path) -> str:
 
 
 def find(name: str | Path, revision: str | None = None, files: Sequence[str] = HUB_FILES) -> Path:
-    """The folder of a checkpoint; a hub id is downloaded into the hub's own cache."""
+    """The folder or GGUF file of a checkpoint; a hub id is downloaded into the hub's own cache."""
     if not isinstance(name, str | Path):
-        raise UserError(f"a model is named by a bundled name, a folder or a hub id, not by {reprlib.repr(name)}")
+        raise UserError(
+            f"a model is named by a bundled name, a folder, a GGUF file or a hub id, not by {reprlib.repr(name)}"
+        )
     shipped = bundled()
     if str(name) in shipped:
         return shipped[str(name)]
     text = str(name)
     try:
         path = Path(name).expanduser()
-        if path.is_dir():
+        if path.is_dir() or is_gguf(path):
             return path
         if path.exists():
-            raise UserError(f"{name} is a file; give the checkpoint's folder ({path.parent})")
+            raise UserError(f"{name} is a file; give the checkpoint's folder ({path.parent}), or a GGUF file")
+        if path.suffix == ".gguf":
+            return _hub_file(text, revision, path)
     except UserError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, nobody's home folder
@@ -73,6 +78,18 @@ def find(name: str | Path, revision: str | None = None, files: Sequence[str] = H
             '("main")'
         )
     return _download(text, revision, files)
+
+
+def _hub_file(text: str, revision: str | None, path: Path) -> Path:
+    """A GGUF file that lies in a repository of the hub, as owner/name/file.gguf; all its parts, where it was split."""
+    owner, _, rest = text.partition("/")
+    name, _, file = rest.partition("/")
+    if not file or text.startswith((".", "/", "~")) or path.parent.is_dir():
+        raise UserError(f"no model {text!r}: no such file{_beside(path)}; one of the hub is owner/name/file.gguf")
+    found = _download(f"{owner}/{name}", revision, [file.replace("-00001-of-", "-*-of-")]) / file
+    if not found.is_file():
+        raise UserError(f"no model {text!r}: the hub's {owner}/{name} has no {file}")
+    return found
 
 
 def find_tokenizer(name: str | Path) -> Path:
@@ -91,9 +108,9 @@ def _beside(path: Path) -> str:
     """What there is in place of a folder that is not there, or of the first one above it that is not."""
     while not path.parent.is_dir():
         path = path.parent
-    if path.parent == Path():
+    if path.parent == Path() and path.suffix != ".gguf":
         return ""
-    there = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
+    there = sorted(e.name for e in path.parent.iterdir() if e.is_dir() or (e.suffix == path.suffix == ".gguf"))
     if not there:
         return f" ({path.parent} has no folders)"
     near = difflib.get_close_matches(path.name, there, n=3, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""`dlm.load`: a model by bundled name, folder or hub id, its weights read straight to the device."""
+"""`dlm.load`: a model by bundled name, folder, GGUF file or hub id, its weights read straight to the device."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +10,12 @@ from dlm.errors import UserError
 from dlm.models import adapters
 from dlm.models.config import ModelConfig
 from dlm.models.device import pick_device, pick_dtype
+from dlm.models.draft_config import is_draft
 from dlm.models.families import TOKENS, config_from_hub
 from dlm.models.finding import find
 from dlm.models.lm import LM
 from dlm.models.quantise import Quantisation, quantise, require
-from dlm.models.settings import first_id, read_json
+from dlm.models.settings import first_id, generation_of, settings_of, source_of
 from dlm.models.subnormals import subnormals_as_zeros
 from dlm.models.transformer import Transformer
 from dlm.models.weights import read_network
@@ -35,10 +36,12 @@ def load(
     merge: bool = True,
     quantize: Quantisation | None = None,
 ) -> LM:
-    """A model by bundled name, folder or hub id, ready for inference.
+    """A model by bundled name, folder, GGUF file or hub id, ready for inference.
 
     `dtype="auto"` is the checkpoint's own on an accelerator and float32 on CPU, where half precision is slow.
     `device="auto"` is cuda, else mps, else cpu. `revision` is a branch, tag or commit of a hub id.
+    A GGUF file of architecture llama, qwen2, qwen3, llada or dream is unpacked, its tokenizer and chat template included,
+    whatever it is quantised to (needs `dlm[gguf]`).
     `tensor_parallel` splits the layers over so many processes of one node, started by torchrun. `adapter` is a folder
     that training left, added to the weights unless `merge` is False; given as `name`, it brings its base model along.
     `quantize="nf4"` or `"int8"` packs the layers' matrices by bitsandbytes; an adapter then stays beside them.
@@ -51,9 +54,14 @@ def load(
         raise UserError(
             "tensor_parallel splits whole plain weights: save the model with its adapter merged, unquantised"
         )
-    settings = read_json(folder / "config.json")
+    settings, source = settings_of(folder), str(source_of(folder))
     if not settings:
-        raise UserError(f"{folder} has no config.json, so it is not a checkpoint")
+        raise UserError(f"{folder} has no config.json, so it is not a checkpoint{_files_in(folder)}")
+    if is_draft(settings):  # whose model_type says "qwen3"
+        raise UserError(
+            f"{folder} is a draft for speculative decoding, no model: dlm.load_draft({str(name)!r}, target), or "
+            f"dlm.generate(target, …, draft={str(name)!r})"
+        )
     if (
         isinstance(settings.get("auto_map"), dict) and folder != Path(name).expanduser()
     ):  # the code stays where it is: on the hub
@@ -61,9 +69,9 @@ def load(
             key: v if "--" in v else f"{name}--{v}" for key, v in settings["auto_map"].items() if isinstance(v, str)
         }
         settings["auto_map"] = where_code
-    generation, tokenizer = read_json(folder / "generation_config.json"), _tokenizer(folder)
-    ids = special_ids(generation, tokenizer, str(folder / "generation_config.json"))
-    config = config_from_hub(settings, str(folder / "config.json"), ids)
+    generation, tokenizer = generation_of(folder), _tokenizer(folder)
+    ids = special_ids(generation, tokenizer, source.replace("config.json", "generation_config.json"))
+    config = config_from_hub(settings, source, ids)
     if quantize:
         require(quantize, where, config)
     if tensor_parallel > 1:
@@ -90,10 +98,10 @@ def _split(config: ModelConfig, folder: Path, device: torch.device, dtype: torch
 
 
 def config_of(name: str | Path) -> ModelConfig:
-    """The shape of a model by bundled name, folder or hub id, without its weights; of an adapter, its base model's."""
+    """The shape of what `load` takes by this name, without its weights; of an adapter, its base model's."""
     folder = find(name)
     folder = find(adapters.base_of(folder) or folder)
-    return config_from_hub(read_json(folder / "config.json"), str(folder / "config.json"))
+    return config_from_hub(settings_of(folder), str(source_of(folder)))
 
 
 def special_ids(
@@ -102,6 +110,12 @@ def special_ids(
     """Mask, end-of-text and padding as generation_config.json says, or else the tokenizer."""
     found = {key: first_id(generation.get(key), source, key) for key in TOKENS}
     return {key: getattr(tokenizer, key, None) if token is None else token for key, token in found.items()}
+
+
+def _files_in(folder: Path) -> str:
+    """What to give instead of a folder that holds GGUF files alone."""
+    there = sorted(folder.glob("*.gguf"))
+    return f": give the file, {there[0]}{f' or another of {len(there)}' * (len(there) > 1)}" if there else ""
 
 
 def _tokenizer(folder: Path) -> "Tokenizer | None":

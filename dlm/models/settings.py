@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dlm.data.gguf import is_gguf
 from dlm.data.json_file import read_object
 from dlm.errors import UserError
 
@@ -17,6 +18,29 @@ _REQUIRED: Any = object()
 def read_json(path: Path) -> dict[str, Any]:
     """A json object; empty when the file is not there."""
     return read_object(path)
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """config.json of a checkpoint's folder, or what a GGUF file says in its place; empty when neither is there."""
+    if is_gguf(path):
+        from dlm.models import gguf
+
+        return gguf.settings_of(path)
+    return read_json(path / "config.json")
+
+
+def generation_of(path: Path) -> dict[str, Any]:
+    """generation_config.json of a checkpoint's folder, or what a GGUF file says in its place; empty when not there."""
+    if is_gguf(path):
+        from dlm.models import gguf
+
+        return gguf.generation_of(path)
+    return read_json(path / "generation_config.json")
+
+
+def source_of(path: Path) -> Path:
+    """The file that a checkpoint's settings stand in, for messages."""
+    return path if is_gguf(path) else path / "config.json"
 
 
 def first_id(value: Any, source: str = "config.json", key: str = "a special token's id") -> int | None:

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint: which there are, and what their headers declare. Reads no weights."""
+"""The weight files of a checkpoint, safetensors or GGUF: which there are, and what they declare. Reads no weights."""
 
 import reprlib
 from collections.abc import Iterator
@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from dlm.data.gguf import is_gguf
 from dlm.errors import UserError
+from dlm.models.gguf import weights_of
+from dlm.models.gguf_weights import parts_of
 from dlm.models.settings import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -30,7 +33,9 @@ class Declared:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint."""
+    """The safetensors files of a checkpoint's folder; of a GGUF file itself and its other parts."""
+    if is_gguf(folder):
+        return parts_of(folder)
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
@@ -77,6 +82,9 @@ def declared(files: list[Path]) -> dict[str, Declared]:
 @contextmanager
 def opened(file: Path, device: torch.device) -> Iterator[Any]:
     """A file's tensors, read to `device` one by one; errors name the file."""
+    if is_gguf(file):
+        yield weights_of(file, device)
+        return
     try:
         with file.open("rb") as raw:
             length = int.from_bytes(raw.read(8), "little")

@@ -1,4 +1,4 @@
-"""The network's weights, read from safetensors files and written to them, a tensor or a shard at a time."""
+"""The network's weights, read from safetensors or GGUF files and written to safetensors, a tensor or a shard at a time."""
 
 import json
 from collections.abc import Mapping
@@ -8,11 +8,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dlm.data.gguf import is_gguf
 from dlm.errors import UserError
+from dlm.models import gguf_weights
 from dlm.models.config import ModelConfig
 from dlm.models.device import require_room
 from dlm.models.families import FAMILIES
 from dlm.models.hub_tensors import HubTensor, Names, hub_layout
+from dlm.models.settings import source_of
 from dlm.models.shards import INDEX, KINDS, WEIGHTS, Declared, declared, opened, weight_files
 from dlm.models.transformer import Transformer
 
@@ -27,14 +30,14 @@ def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype:
     if config.num_hidden_layers > len(found):
         raise UserError(
             f"{folder} holds {len(found)} tensors: too few for the num_hidden_layers={config.num_hidden_layers} of its "
-            "config.json"
+            f"{_said_in(folder)}"
         )
     spellings = _spellings(config, found, folder)
     try:
         with torch.device("meta"):
             network = Transformer(config)
     except UserError as error:  # rotary frequencies that cannot be
-        raise UserError(f"{folder / 'config.json'}: {error}") from error
+        raise UserError(f"{source_of(folder)}: {error}") from error
     network.to(dtype)
     for buffer in network.buffers():  # the router's bias decides between close experts: never rounded
         buffer.data = buffer.data.float()
@@ -57,7 +60,7 @@ def _spellings(config: ModelConfig, found: Mapping[str, Declared], folder: Path)
     """The family's spellings of the weights, without those that need far more tensors than there are."""
     moe = config.moe
     experts = 0 if moe is None else moe.num_experts * max(0, config.num_hidden_layers - moe.first_k_dense)
-    spellings = FAMILIES[config.model_type].names
+    spellings = (gguf_weights.NAMES,) if is_gguf(folder) else FAMILIES[config.model_type].names
     left = [names for names in spellings if experts <= len(found) or not any("#" in str(hub) for hub in names.values())]
     if not left:
         raise UserError(f"{folder} holds {len(found)} tensors: too few for the {experts} experts of its config.json")
@@ -75,7 +78,7 @@ def _check(layout: Mapping[str, HubTensor], found: Mapping[str, Declared], confi
             )
         if tensor.shape != layout[hub].shape:
             raise UserError(
-                f"{tensor.file}: tensor {hub!r} has shape {tensor.shape}; config.json asks for {layout[hub].shape}"
+                f"{tensor.file}: tensor {hub!r} has shape {tensor.shape}; {_said_in(folder)} asks for {layout[hub].shape}"
             )
         if tensor.kind not in KINDS:
             raise UserError(
@@ -97,6 +100,11 @@ def _copy(source: Tensor, tensor: HubTensor, ours: Mapping[str, Tensor]) -> None
         target = ours[part.ours][part.index].narrow(part.axis, part.start, part.length)
         target.copy_(source.narrow(part.axis, row, part.length))
         row += part.length
+
+
+def _said_in(folder: Path) -> str:
+    """What the settings of a checkpoint are called in messages."""
+    return "metadata" if is_gguf(folder) else "config.json"
 
 
 def _harmless(hub: str, config: ModelConfig) -> bool:

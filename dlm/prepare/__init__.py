@@ -3,5 +3,10 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, submod_attrs={"config": ["TrajectoriesConfig"], "trajectories": ["prepare"]}
+    __name__,
+    submod_attrs={
+        "config": ["ResponsesConfig", "TrajectoriesConfig"],
+        "responses": ["respond"],
+        "trajectories": ["prepare"],
+    },
 )

@@ -1,8 +1,8 @@
-"""The settings of `dlm-prepare trajectories`: which teacher, how it decodes, which prompts."""
+"""The settings of `dlm-prepare trajectories` and `responses`: which model, how it decodes, which prompts."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from dlm.data.config import DataConfig
 from dlm.inference.config import EngineConfig, ModelSection, SamplerConfig
@@ -67,4 +67,55 @@ class TrajectoriesConfig(BaseModel, frozen=True, extra="forbid"):
         if t.responses == "forced" and s.edit_threshold is not None:
             what = 'what trajectories.responses = "forced" gives'
             raise ValueError(f"sampler.edit_threshold = {s.edit_threshold} changes {what}: leave it out")
+        return self
+
+
+class ResponsesSection(BaseModel, frozen=True, extra="forbid"):
+    """[responses]: which prompts are answered, and where the answers go."""
+
+    paths: tuple[str, ...] = Field(
+        default=(),
+        description="JSON lines with prompts, or globs or folders of them: a text a line, or an object with one of the two "
+        "fields below. An answer that is there already is left out and made anew.",
+    )
+    prompt_field: str = Field(default="prompt", min_length=1, description="The column with a prompt.")
+    messages_field: str = Field(
+        default="messages", min_length=1, description="The column with a conversation, which goes before a prompt."
+    )
+    system: str | None = Field(default=None, description="A system message for conversations that have none.")
+    samples: int | None = Field(default=None, ge=1, description="Prompts to answer; none: all.")
+    out: str = Field(
+        default="runs/responses.jsonl",
+        min_length=1,
+        description='JSON lines that are added to: data.source = "chat" trains on them. Answers that reach the limit '
+        "before their end go into a file beside it, OUT.unfinished.jsonl.",
+    )
+    unfinished: Literal["apart", "keep"] = Field(
+        default="apart", description="keep: answers without an end go into `out`, too."
+    )
+    batch_size: int = Field(default=32, ge=1, description="Answers decoded at a time.")
+
+    @field_validator("paths", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+class ResponsesConfig(BaseModel, frozen=True, extra="forbid"):
+    """Everything `dlm-prepare responses` reads."""
+
+    model: ModelSection = Field(default=ModelSection(), description="The model that answers.")
+    sampler: SamplerConfig = Field(
+        default=SamplerConfig(temperature=0.7, gen_length="auto"), description="How it decodes."
+    )
+    engine: EngineConfig = Field(default=EngineConfig(), description="How prompts are run together.")
+    responses: ResponsesSection = Field(
+        default=ResponsesSection(), description="Which prompts are answered, and where the answers go."
+    )
+
+    @model_validator(mode="after")
+    def _possible(self, info: ValidationInfo) -> "ResponsesConfig":
+        s = self.sampler
+        if (problem := unread(s, SAMPLER_READERS, judged(s, SAMPLER_READERS, info, "sampler"))) is not None:
+            raise ValueError(f"[sampler] {problem}")
         return self

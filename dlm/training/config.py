@@ -73,7 +73,8 @@ class TrainSection(Section):
 
     out: str = Field(default="runs/train", description="run folder: the final model, metrics.jsonl and checkpoints/")
     init_from: str | None = Field(
-        default=None, description="start from these weights: bundled name, folder or hub id; none: from scratch"
+        default=None,
+        description="start from these weights: bundled name, folder, GGUF file or hub id; none: from scratch",
     )
     tokenizer: str | None = Field(
         default=None,

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dlm.diffusion.bound import likelihood, likelihood_bound
+from dlm.diffusion.bound import Nats, likelihood, likelihood_bound
 from dlm.diffusion.loss import token_losses
 from dlm.errors import UserError
 from dlm.models.attention import AttentionSpec
@@ -66,19 +66,27 @@ def sequence_nats(
 
         return likelihood(moved, input_ids, before, answer=answer)
 
-    def nats(shown: Tensor, asked: Tensor) -> Tensor:
-        positions, seen, spec = None, valid, network.attention
-        if kind == "block_causal":
-            shown, positions, spec = two_streams(shown, input_ids, size)
-            seen = None if valid is None else valid.repeat(1, 2)
-        hidden = network.hidden(shown, positions, seen, attention=spec)
-        states = spec.states(hidden, network.config.shifted_logits)
-        return _nats(network, states[asked], input_ids[asked])
-
     mask_id = need_token(network, "mask_token_id", "a diffusion model is asked about masks")
+    nats = masked_nats(network, input_ids, valid)
     return likelihood_bound(
         nats, input_ids, mask_id, answer=answer, index=index, samples=samples, seed=seed, block_length=size
     )
+
+
+def masked_nats(network: Transformer, clean: Int[Tensor, "b l"], valid: Bool[Tensor, "b l"] | None = None) -> Nats:
+    """What the tokens of `clean` cost where they are masked, given what is shown; blocks see the clean ones before them."""
+    kind, size = network.attention.kind, network.attention.block_length
+
+    def nats(shown: Tensor, asked: Tensor) -> Tensor:
+        positions, seen, spec = None, valid, network.attention
+        if kind == "block_causal":
+            shown, positions, spec = two_streams(shown, clean, size)
+            seen = None if valid is None else valid.repeat(1, 2)
+        hidden = network.hidden(shown, positions, seen, attention=spec)
+        states = spec.states(hidden, network.config.shifted_logits)
+        return _nats(network, states[asked], clean[asked])
+
+    return nats
 
 
 class TokenCosts:

@@ -99,8 +99,7 @@ def test_errors(url):
     with pytest.raises(UserError, match="broke off before its end"):
         list(client.stream("/v1/completions", {"prompt": "bad"}))
     with pytest.raises(Refused, match="full"):
-        for _ in range(3):
-            list(client.stream("/v1/completions", {"prompt": "a"}))
+        [list(client.stream("/v1/completions", {"prompt": "a"})) for _ in range(3)]
     for wrong in ("ftp://x", "http://", "http://x:99999"):
         with pytest.raises(UserError, match="url = "):
             Client(wrong)

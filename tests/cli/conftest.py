@@ -18,9 +18,9 @@ def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.setitem(sys.modules, "dlm.inference.generation", fake)
     show._load.cache_clear()
 
-    def run(*argv: str, stdin: str | None = None) -> tuple[int, str, str]:
+    def run(*argv: str, stdin: str | None = None, terminal: bool = False) -> tuple[int, str, str]:
         stream = io.StringIO(stdin or "")
-        stream.isatty = lambda: stdin is None  # type: ignore[method-assign]
+        stream.isatty = lambda: terminal or stdin is None  # type: ignore[method-assign]
         monkeypatch.setattr(sys, "stdin", stream)
         status = infer.main(list(argv))
         return status, *capsys.readouterr()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ class Event:
     canvas: np.ndarray
     committed: np.ndarray
     request_ids: tuple[str, ...] = ("0",)
+    refused: None = None
+    drafted: None = None
 
     @property
     def edited(self) -> np.ndarray:
@@ -45,12 +48,13 @@ class FakeGeneration:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeLM:
     """A token is a character; 0 is the mask, as are `.` and `0` in a Sudoku."""
 
     name: str = "fake"
     tokenizer: Any = field(default_factory=object)
+    config: Any = field(default_factory=lambda: SimpleNamespace(attention="bidirectional"))
 
     def encode(self, text: str) -> list[int]:
         bare = "".join(text.split()).replace(".", "0")
@@ -75,7 +79,7 @@ def load(name: str, **options: Any) -> FakeLM:
     return FakeLM(name)
 
 
-def continue_all(lm, prompts, sampler, engine, trace, request_ids, on_step=None) -> list[FakeGeneration]:
+def continue_all(lm, prompts, sampler, engine, trace, request_ids, on_step=None, draft=None) -> list[FakeGeneration]:
     answer = [ord(character) for character in "answer"]
     results = [_fill(lm.encode(prompt) + [MASK] * 6, answer, on_step, whole=False) for prompt in prompts]
     return _named(results, request_ids)

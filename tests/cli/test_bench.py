@@ -101,7 +101,7 @@ def test_an_earlier_result_survives_a_later_failure(command, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "nothing to measure: say which (infer, load, quality, train, tokenizer)"),
+        ([], "nothing to measure: say which (infer, load, quality, train, tokenizer, serve)"),
         (["infr"], 'no such subcommand: "infr"; did you mean "infer"?'),
         (["infer", "train"], 'unexpected word "train"'),
         (["infer", "--num-samples", "x"], 'infer.num_samples = "x": expected an integer'),

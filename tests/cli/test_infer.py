@@ -1,7 +1,10 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
+import dlm
+from dlm.cli import show
 from tests.cli import fake
 from tests.cli.fake import ANSWER, PUZZLE
 
@@ -82,6 +85,44 @@ def test_chat_remembers(command):
     status, out, _ = command("--chat", "--json", stdin="hi\n\nho\n")
     assert status == 0
     assert [(line["request_id"], line["prompt"]) for line in lines(out)] == [("0", "hi"), ("1", "ho")]
+
+
+def test_a_causal_models_answers_end_by_themselves_unless_a_length_is_given(command, monkeypatch):
+    lengths = []
+
+    def noting(lm, prompts, sampler, *more, **named):
+        lengths.append(sampler.gen_length)
+        return decode(lm, prompts, sampler.model_copy(update={"gen_length": 8}), *more, **named)
+
+    decode = fake.continue_all
+    monkeypatch.setattr(fake, "continue_all", noting)
+    for attention in ("causal", "bidirectional"):
+        known = SimpleNamespace(attention=attention)
+        monkeypatch.setitem(vars(dlm), "load", lambda name, config=known, **_: fake.FakeLM(name, config=config))
+        show._load.cache_clear()
+        assert command("--chat", "--quiet", stdin="hi\n")[0] == 0
+        assert command("--chat", "--quiet", "--sampler.gen_length", "16", stdin="hi\n")[0] == 0
+    assert lengths == ["auto", 16, 128, 16]
+
+
+def test_ctrl_c_on_a_terminal_ends_an_answer_and_not_the_conversation(command, monkeypatch):
+    asked = []
+
+    def interrupted(lm, prompts, *more, **named):
+        asked.append(prompts[0])
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return decode(lm, prompts, *more, **named)
+
+    decode = fake.continue_all
+    monkeypatch.setattr(fake, "continue_all", interrupted)
+    assert command("--chat", "--quiet", stdin="a\nb\nc\n")[0] != 0  # a pipe: the command ends
+    assert len(asked) == 2
+    asked.clear()
+    status, out, err = command("--chat", "--quiet", stdin="a\nb\nc\n", terminal=True)
+    assert (status, out) == (0, "answer\nanswer\n")
+    assert "Ctrl-C ends an answer, Ctrl-D the conversation." in err
+    assert asked[2] == "user: a\nassistant: answer\nuser: c\n"  # what was not answered is forgotten
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ raise SystemExit(main(sys.argv[1:]))
 def interrupted(monkeypatch):
     """Of three prompts the second is unfinished when Ctrl-C comes, the third has not begun."""
 
-    def stopped(lm, prompts, sampler, engine, trace, request_ids, on_step=None):
+    def stopped(lm, prompts, sampler, engine, trace, request_ids, on_step=None, draft=None):
         first, second = decode(lm, prompts[:2], sampler, engine, trace, request_ids[:2], on_step)
         raise Interrupted([first, replace(second, text="an░░er", finish_reason="interrupted")])
 

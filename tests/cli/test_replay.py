@@ -123,7 +123,7 @@ class Report:
 
 
 def test_verify_and_fork_ask_the_model(command, replayed):
-    replayed.verify = lambda lm, trace: Report()
+    replayed.verify = lambda lm, trace, draft=None: Report()
     assert command("one", "--verify")[:2] == (1, "parts at step 2\n")
     asked = ("--sampler.temperature", "0.7", "--sampler.seed=3", "--as", "kid")
     status, _, error = command("one", "--fork-at", "2", *asked)
@@ -156,7 +156,7 @@ def test_the_parent_is_looked_for_in_the_store(command, replayed, monkeypatch):
     with TraceStore() as traces:
         traces.put(child)
 
-    def verify(lm, trace, parents):
+    def verify(lm, trace, parents, draft=None):
         assert parents["one"].request_id == "one" and "nobody" not in parents
         return Report()
 

@@ -30,9 +30,10 @@ ALONE = {"memory_fraction", "max_waiting"}
 def test_the_signature_and_the_help_are_made_of_the_settings():
     fields = SamplerConfig.model_fields | EngineConfig.model_fields
     own = {"lm", "prompts", "trace", "request_ids", "batch_size", "on_step"}
-    for function, without in ((dlm.generate, ALONE), (dlm.infill, {*ALONE, "gen_length", "max_gen_length", "stop"})):
+    holes = {*ALONE, "gen_length", "max_gen_length", "stop", "draft_length", "verify"}
+    for function, more, without in ((dlm.generate, {"draft"}, ALONE), (dlm.infill, set(), holes)):
         signature = inspect.signature(function).parameters
-        assert signature.keys() == own | fields.keys() - without
+        assert signature.keys() == own | more | fields.keys() - without
         assert all(p.kind is p.KEYWORD_ONLY for name, p in signature.items() if name not in ("lm", "prompts"))
         for name in signature.keys() & fields.keys():
             assert signature[name].default == fields[name].default
@@ -40,7 +41,7 @@ def test_the_signature_and_the_help_are_made_of_the_settings():
         assert all(f" {name}," in function.__doc__ or f" {name}." in function.__doc__ for name in RULES)
         assert "One of: auto, none, prefix, dual, exact." in function.__doc__
     engine = inspect.signature(dlm.Engine).parameters
-    assert engine.keys() == {"lm", "trace", "on_step", *EngineConfig.model_fields}
+    assert engine.keys() == {"lm", "draft", "trace", "on_step", *EngineConfig.model_fields}
 
 
 ADDED = """

@@ -4,12 +4,15 @@ from collections.abc import Sequence as Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
+from dlm.diffusion.choose import Address
 from dlm.inference.canvas import Decision, OpenBlock
 
 if TYPE_CHECKING:
     from dlm.inference.forward import Forward
     from dlm.inference.pages import PagePool
+    from dlm.inference.request import Generation
     from dlm.inference.scheduler import Scheduled
     from dlm.inference.sequence import Sequence
     from dlm.models.lm import LM
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 class Block:
     """Opens a block when the one before is finished; ends with the block that holds an end-of-text token."""
 
+    taps: tuple[int, ...] = ()
+    marks = ""
     left_to_right = True
 
     def __init__(self, lm: "LM", pool: "PagePool") -> None:
@@ -26,6 +31,23 @@ class Block:
     def begin(self, seq: "Sequence") -> bool:
         seq.blocks = seq.decoding.plan.blocks(seq.request)
         return self._open_more(seq)
+
+    def branches(self, seq: "Sequence") -> int:
+        return 2 if seq.decoding.settings.cfg_scale > 0 else 1
+
+    def forwards(self, seq: "Sequence") -> int:
+        return seq.branches
+
+    def shown(self, seq: "Sequence", branch: int) -> np.ndarray:
+        """Under guidance, masks stand for the prompt in the second branch."""
+        canvas = seq.canvas
+        return np.where(canvas.given, canvas.mask_id, canvas.tokens) if branch else canvas.tokens
+
+    def views(self, seq: "Sequence") -> "list[Sequence]":
+        return [seq]
+
+    def settle(self, seq: "Sequence", decisions: list[Decision]) -> list[Decision]:
+        return decisions
 
     def most_open(self, seq: "Sequence") -> int:
         return 1
@@ -43,11 +65,23 @@ class Block:
         columns = seq.canvas.unfinished()
         return columns if seq.revises else columns & seq.canvas.masked[seq.canvas.columns]
 
+    def luck(self, seq: "Sequence", positions: np.ndarray) -> np.ndarray:
+        return np.full(len(positions), seq.step)
+
+    def reach(self, seq: "Sequence") -> int:
+        return 0
+
     def prepare(self, scheduled: "Sized[Scheduled]") -> None:
         pass
 
     def observe(self, scheduled: "Sized[Scheduled]", forward: "Forward") -> None:
         pass
+
+    def judges(self, seq: "Sequence") -> bool:
+        return False
+
+    def judge(self, seqs: "Sized[Sequence]", p: Tensor, token: Tensor, address: Address) -> Tensor:
+        return token
 
     def resolve(self, seq: "Sequence", proposed: Decision) -> Decision:
         return proposed
@@ -58,6 +92,9 @@ class Block:
             if self.ends(seq, block):
                 return False
         return self._open_more(seq)
+
+    def finished(self, seq: "Sequence", result: "Generation") -> "Generation":
+        return result
 
     def park(self, seq: "Sequence") -> Any:
         return None

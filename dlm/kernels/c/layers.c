@@ -47,9 +47,11 @@ static void project_tokens(const Network *net, const Layer *layer, const Run *ru
 }
 
 /* Final hidden states (w, d) of the output rows, after the last norm, from the rows of a table (v, d) that n ids name;
-   returns the place of an id that is not in it, or -1. run->room holds dlm_layers_room(net, n, spans) floats. */
+   returns the place of an id that is not in it, or -1. run->room holds dlm_layers_room(net, n, spans) floats. taps
+   (n, count, d) is filled with the outputs of `count` layers, those numbers in `tapped`, of all rows. */
 int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, const float *last_norm, const float *table,
-                   int64_t v, const int64_t *ids, const int64_t *output_rows, int64_t w, float *out) {
+                   int64_t v, const int64_t *ids, const int64_t *output_rows, int64_t w, float *out,
+                   const int64_t *tapped, int64_t count, float *taps) {
   int64_t n = run->n, d = net->d, h = net->h, g = net->g, e = net->e, f = net->f, width = (h + 2 * g) * e;
   int threads = net->threads;
   float *room = run->room, *attention = room + dlm_room(n, threads);
@@ -57,6 +59,8 @@ int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, cons
   float *normed = (float *)(fresh + n), *qkv = normed + n * d;
   float *queries = qkv + n * width, *found = queries + n * h * e, *wide = found + n * h * e, *act = wide + n * f;
   float *few = act + n * f, *x = few + n * d;
+  int last_tapped = 0;
+  for (int64_t t = 0; t < count; t++) last_tapped |= tapped[t] == net->layers - 1;
   for (int64_t i = 0; i < n; i++) {
     if (ids[i] < 0 || ids[i] >= v) return i;
     memcpy(x + i * d, table + ids[i] * d, d * sizeof(float));
@@ -78,7 +82,7 @@ int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, cons
     dlm_write(qkv + h * e, width, qkv + (h + g) * e, width, run->cos, run->sin, run->slots, keys, values, n, g, e,
               net->r, threads);
     const int64_t *rows = run->all_rows;
-    if (number == net->layers - 1) { /* from here on only the output rows */
+    if (number == net->layers - 1 && !last_tapped) { /* from here on only the output rows */
       for (int64_t i = 0; i < w; i++) memcpy(few + i * d, x + output_rows[i] * d, d * sizeof(float));
       x = few, n = w, rows = output_rows;
     }
@@ -89,6 +93,13 @@ int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, cons
     dlm_rms_norm(x, d, d, 0, layer->mlp_norm, net->eps, normed, 0, n, 1, d, threads);
     dlm_gated(&layer->gate, &layer->up, normed, d, act, n, wide, room, threads);
     dlm_product(&layer->down, act, f, x, d, n, 1, room, threads);
+    for (int64_t t = 0; t < count; t++)
+      for (int64_t i = 0; i < n && tapped[t] == number; i++)
+        memcpy(taps + (i * count + t) * d, x + i * d, d * sizeof(float));
+  }
+  if (last_tapped) {
+    for (int64_t i = 0; i < w; i++) memcpy(few + i * d, x + output_rows[i] * d, d * sizeof(float));
+    x = few, n = w;
   }
   dlm_rms_norm(x, d, d, 0, last_norm, net->eps, out, 0, n, 1, d, threads);
   return -1;

@@ -40,7 +40,7 @@ SIGNATURES = {
     "dlm_panels": [_P, _I, _I, _I, _P, _N],
     "dlm_linear": [_P, _P, _I, _P, _I, _P, _N],
     "dlm_gated": [_P, _P, _P, _I, _P, _I, _P, _P, _N],
-    "dlm_layers": [_P, _P, _P, _P, _P, _I, _P, _P, _I, _P],
+    "dlm_layers": [_P, _P, _P, _P, _P, _I, _P, _P, _I, _P, _P, _I, _P],
     "dlm_confidence": [_P, _I, _I, _N, _P, _P, _P, _P, _P, _I, _I, _N],
 }
 RESULTS: dict[str, type] = dict.fromkeys(
@@ -144,8 +144,13 @@ def layers(
     ids: Int[Tensor, " n"],
     output_rows: Int[Tensor, " w"],
     out: Float[Tensor, "w d"],
+    tapped: Int[Tensor, " m"] | None = None,
+    taps: Float[Tensor, "n m d"] | None = None,
 ) -> None:
-    """See dlm.inference.fused: final hidden states of the `output_rows`, from the rows of a table that ids name."""
+    """See dlm.inference.fused: final hidden states of the `output_rows`, from the rows of a table that ids name.
+
+    `taps` is filled with the outputs of the `tapped` layers.
+    """
     shared = ctypes.byref(network), ctypes.byref(layers), ctypes.byref(run)
     given = (
         norm.data_ptr(),
@@ -155,6 +160,7 @@ def layers(
         output_rows.data_ptr(),
         out.shape[0],
         out.data_ptr(),
+        *((None, 0, None) if tapped is None or taps is None else (tapped.data_ptr(), len(tapped), taps.data_ptr())),
     )
     if (place := _library().dlm_layers(*shared, *given)) >= 0:
         raise IndexError(f"token {int(ids[place])} is not in a vocabulary of {table.shape[0]}")

@@ -1,0 +1,297 @@
+"""A model for lm-eval, EleutherAI's harness: `HarnessLM`. Its tasks, prompts and metrics are lm-eval's own.
+
+    lm_eval.simple_evaluate(model=dlm.evaluation.HarnessLM(lm, steps=64), tasks=["gsm8k"])
+    python -m dlm.evaluation.harness run --model dlm --model_args lm=pico,steps=64 --tasks gsm8k
+
+The second is lm-eval's own command line, with the model `dlm` known to it.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from dlm.errors import UserError
+from dlm.evaluation.likelihood import Likelihood, apart, is_greedy, likelihoods
+from dlm.evaluation.score import encode_text, span_of
+from dlm.inference.config import SamplerConfig
+from dlm.inference.decoding import Decoding, continuations
+from dlm.inference.generation import engine_for
+from dlm.inference.keywords import settings_of
+from dlm.inference.plan import Plan
+from dlm.inference.request import Generation
+from dlm.models.fingerprint import weights_digest
+from dlm.models.lm import LM
+from dlm.models.loading import load
+
+try:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import model_registry, register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ImportError as error:
+    raise UserError(f"HarnessLM needs lm-eval: pip install 'dlm[eval]' ({error})") from None
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+UNDECIDED = 2.0
+"""Standard errors by which the best answer of a question must lead."""
+
+
+class HarnessLM(TemplateLM):
+    """A loaded model as lm-eval sees one.
+
+    lm: A model, or what `dlm.load` takes: a bundled name, a folder, a hub id. From the command line also `pretrained`.
+    draws: Draws of the likelihood bound, for answers too long to enumerate (`dlm.score`).
+    early: End the draws of a question once its best answer is decided.
+    batch_size: Requests that are decoded at a time. It changes no result.
+    Further settings are those of `dlm.generate`; a task's `temperature`, `top_k`, `top_p` and length go before them.
+
+    After a run `records` holds the error and the draws of each likelihood, and the forwards and the end of each generation;
+    `get_model_info`, which lm-eval puts into its results, sums them up.
+    """
+
+    def __init__(
+        self,
+        lm: LM | str | None = None,
+        *,
+        pretrained: str | None = None,
+        draws: int = 128,
+        early: bool = True,
+        seed: int = 0,
+        batch_size: int | str = 64,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        dtype: str = "auto",
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        name = lm if pretrained is None else pretrained
+        if name is None or (lm is not None and pretrained is not None):
+            raise UserError("HarnessLM(): give one model, as lm=NAME or pretrained=NAME")
+        if not isinstance(draws, int) or draws < 2:
+            raise UserError(f"HarnessLM(): draws = {draws!r} must be at least 2: one draw has no standard error")
+        self.lm = load(name, device=device or "auto", dtype=dtype) if isinstance(name, str) else name
+        self._device = self.lm.device
+        self.draws, self.early, self.seed = draws, bool(early), seed
+        self.batch_size = (
+            max_batch_size or 64 if isinstance(batch_size, str) and "auto" in batch_size else int(batch_size)
+        )
+        self.settings = {"seed": seed, **settings}
+        self._settings_with({})  # a mistake is said before anything is loaded or asked
+        self.records: dict[str, list[dict[str, Any]]] = {"likelihood": [], "generation": []}
+        self.truncated = 0
+
+    # What lm-eval asks of a tokenizer.
+
+    @property
+    def eot_token_id(self) -> int:
+        if self.lm.eos_id is None:
+            raise UserError(
+                f"model {self.lm.name!r} names no end-of-text, which lm-eval puts before a text without context"
+            )
+        return self.lm.eos_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text without context: the tokenizer's beginning-of-text where it names one, as in `hf`."""
+        named = self.lm.require_tokenizer().settings.get("bos_token")
+        named = named.get("content") if isinstance(named, dict) else named
+        token = self.lm.require_tokenizer().special_id(named) if isinstance(named, str) else None
+        return self.eot_token_id if token is None else token
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        return encode_text(self.lm, string)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the model was made for."""
+        return self.lm.config.context_length
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return self.lm.require_tokenizer().apply_chat_template(chat_history, add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self.lm.require_tokenizer().chat_template if chat_template else None
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The name in lm-eval's caches; it has the weights' digest, for the model's name may stand for others later."""
+        return f"{self.lm.name}-{self.fingerprint}".replace("/", "__")
+
+    # Likelihoods.
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        spans = [self._span(context, answer) for _, context, answer in requests]
+        found = likelihoods(self.lm, spans, draws=self.draws, seed=self.seed, early=self.early)
+        self._note_undecided([context for (context, _), *_ in requests], found)
+        answers = [(-one.nats, is_greedy(self.lm, span)) for one, span in zip(found, spans, strict=True)]
+        for (request, *_), answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request, answer)
+        return answers
+
+    def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[float]:
+        windows = [self._windows(request.args[0]) for request in requests]
+        flat = [self._span(list(context), list(answer)) for own in windows for context, answer in own]
+        found = iter(likelihoods(self.lm, flat, draws=self.draws, seed=self.seed))
+        totals = []
+        for own, request in zip(windows, requests, strict=True):
+            parts = [next(found) for _ in own]
+            error = sum(part.error**2 for part in parts) ** 0.5
+            total = sum(part.nats for part in parts)
+            self.records["likelihood"].append(
+                {"nats": total, "error": error, "draws": sum(part.draws for part in parts), "undecided": None}
+            )
+            totals.append(-total)
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, -total)
+        return totals
+
+    def _windows(self, text: str) -> list[tuple[list[int], list[int]]]:
+        """lm-eval's windows: each token is scored once, after as much as fits of what stands before it."""
+        windows = get_rolling_token_windows(
+            token_list=self.tok_encode(text),
+            prefix_token=self.prefix_token_id,
+            max_seq_len=self.max_length,
+            context_len=1,
+        )
+        return [make_disjoint_window(window) for window in windows]
+
+    def _span(self, context: list[int], answer: list[int]) -> Any:
+        """An answer in its context, which loses its beginning where both are too long, as in lm-eval's `hf`."""
+        longest = self.max_length
+        if self.lm.network.attention.kind == "causal":
+            return self._causal_span(context, answer, longest)
+        if len(context) + len(answer) > longest:
+            self.truncated += 1
+            context = context[len(context) + len(answer) - longest :]
+        return span_of(self.lm, context, answer[-longest:], "request")
+
+    def _causal_span(self, context: list[int], answer: list[int], longest: int) -> Any:
+        """A causal model reads all but the last token, so one more fits."""
+        if (over := len(context) + len(answer) - longest - 1) <= 0:
+            return span_of(self.lm, context, answer, "request", room=1)
+        self.truncated += 1
+        return span_of(self.lm, context[over:], answer[-longest:], "request", room=1)
+
+    def _note_undecided(self, contexts: Sequence[str], found: Sequence[Likelihood]) -> None:
+        """A record of each likelihood; of questions with several answers whether the best two are apart."""
+        order = sorted(range(len(found)), key=lambda i: (contexts[i], i))
+        undecided: dict[int, bool] = {}
+        for _, numbers in groupby(order, key=lambda i: contexts[i]):
+            group = sorted(numbers, key=lambda i: found[i].nats)
+            if len(group) > 1:
+                close = not apart(found[group[0]], found[group[1]], errors=UNDECIDED)
+                undecided.update(dict.fromkeys(group, close))
+        self.records["likelihood"] += [
+            {"nats": one.nats, "error": one.error, "draws": one.draws, "undecided": undecided.get(i)}
+            for i, one in enumerate(found)
+        ]
+
+    # Generation.
+
+    def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
+        if not requests:
+            return []
+        work = [self._decoding(*request.args, number=i) for i, request in enumerate(requests)]
+        engine = engine_for(self.lm, [one for one, *_ in work], self.engine_config, self.batch_size)
+        texts = []
+        for request, (_, most, until), result in zip(
+            requests, work, engine.run([one for one, *_ in work]), strict=True
+        ):
+            text, ended = self._cut(result, most, until)
+            self.records["generation"].append(
+                {"tokens": min(most, len(result.tokens)), "nfe": result.nfe, "finish_reason": ended}
+            )
+            self.cache_hook.add_partial("generate_until", request.args, text)
+            texts.append(text)
+        return texts
+
+    def _decoding(self, context: str, kwargs: dict[str, Any], number: int) -> tuple[Decoding, int, tuple[str, ...]]:
+        """A request, the tokens it may have, and what ends it."""
+        asked = dict(normalize_gen_kwargs(kwargs))
+        most, until = int(asked["max_gen_toks"]), tuple(filter(None, asked["until"]))
+        samples = (asked.get("temperature") or 0.0) > 0
+        taken = {name: asked[name] for name in ("temperature", "top_k", "top_p") if samples and asked.get(name)}
+        sampler = self._settings_with({**taken, "stop": until})
+        plan = Plan(config=self.lm.config, block_length=sampler.block_length, steps=sampler.steps)
+        block = plan.length_of_block(most)
+        sampler = sampler.model_copy(update={"gen_length": -(-most // block) * block})
+        ids = self.tok_encode(context) or [self.prefix_token_id]
+        room = self.max_length - sampler.gen_length  # pyright: ignore[reportOperatorIssue]
+        if room < 1:
+            raise UserError(
+                f"{sampler.gen_length} tokens to generate leave no room for a prompt in a context of {self.max_length}: "
+                "give the task a smaller max_gen_toks"
+            )
+        if len(ids) > room:
+            self.truncated += 1
+            ids = ids[-room:]
+        (one,) = continuations(self.lm, [ids], sampler, where="generate_until()", request_ids=[str(number)])
+        return one, most, until
+
+    def _settings_with(self, task: dict[str, Any]) -> SamplerConfig:
+        sampler, self.engine_config = settings_of("HarnessLM()", {**self.settings, **task})
+        return sampler
+
+    def _cut(self, result: Generation, most: int, until: Sequence[str]) -> tuple[str, str]:
+        """The text without what whole blocks have beyond the length that was asked, and how it ended."""
+        if len(result.tokens) <= most:
+            return result.text, result.finish_reason
+        text = self.lm.decode(result.tokens[:most])
+        ends = [at for at in map(text.find, until) if at >= 0]
+        return text[: min(ends)] if ends else text, "stop" if ends else "length"
+
+    # What lands in lm-eval's results.
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights."""
+        return weights_digest(self.lm.network)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Settings, and what the run came to so far."""
+        settings = {name: value for name, value in self.settings.items() if isinstance(value, (str, int, float, bool))}
+        return {
+            "model_name": self.lm.name,
+            "model_family": self.lm.config.model_type,
+            "model_fingerprint": self.fingerprint,
+            "decoding": {**settings, "cache": self.engine_config.cache},
+            "likelihood_draws": self.draws,
+            "likelihood_ends_early": self.early,
+            **self.summary(),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Errors, draws and undecided questions; forwards, tokens a forward and length stops; truncated contexts."""
+        scored, written = self.records["likelihood"], self.records["generation"]
+        found: dict[str, Any] = {"truncated_contexts": self.truncated}
+        if scored:
+            questions = [row["undecided"] for row in scored if row["undecided"] is not None]
+            found["likelihood_error"] = sum(row["error"] for row in scored) / len(scored)
+            found["likelihood_forwards"] = sum(row["draws"] for row in scored)
+            found["undecided"] = sum(questions) / len(questions) if questions else None
+        if written:
+            nfe, tokens = (sum(row[name] for row in written) for name in ("nfe", "tokens"))
+            found |= {"nfe": nfe, "tokens": tokens, "tpf": tokens / max(1, nfe)}
+            found["length_stops"] = sum(row["finish_reason"] == "length" for row in written) / len(written)
+        return found
+
+
+if "dlm" not in model_registry:
+    register_model("dlm")(HarnessLM)
+
+
+def main() -> None:
+    """lm-eval's own command line, which then knows `--model dlm`."""
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    # By its real name: what is run as a script is another module, and its class another one.
+    from dlm.evaluation import harness
+
+    harness.main()

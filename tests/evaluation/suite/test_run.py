@@ -1,0 +1,227 @@
+"""The suite: what it measures of models that know the answer, killed and run again, and what it says of mistakes."""
+
+import gzip
+import json
+
+import pytest
+
+from dlm.cli import eval as command
+from dlm.config import check
+from dlm.errors import UserError
+from dlm.evaluation.suite.config import EvalConfig
+from dlm.evaluation.suite.report import table
+from dlm.evaluation.suite.run import evaluate_all
+from tests.evaluation.knowing import text_lm as knowing_lm
+from tests.evaluation.test_programs import ADD, HOLE, LAST
+from tests.inference.tiny import MASK, text_lm
+
+ONE = {"name": "one", "tokens_per_step": 1}
+
+
+def config_of(tmp_path, task, decoding=({"steps": 4, "name": "four"},), **settings) -> EvalConfig:
+    tasks = [task] if isinstance(task, dict) else task
+    settings = {"models": ["tiny"], "workers": 1, **settings}
+    values = {
+        "eval": settings,
+        "task": tasks,
+        "decoding": list(decoding),
+        "output": {"file": str(tmp_path / "out.json")},
+    }
+    return check(EvalConfig, values, "test")
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    lm = text_lm(seed=1)
+    monkeypatch.setattr("dlm.models.loading.load", lambda name, **_: lm)
+    return lm
+
+
+def rows(path, records):
+    path.write_text("\n".join(map(json.dumps, records)))
+    return str(path)
+
+
+def test_infilling_of_a_model_that_knows(tmp_path, monkeypatch):
+    multi = {**HOLE, "task_id": "two lines", "canonical_solution": "    c = a\n    c = c + b\n"}
+    wrong = {**HOLE, "task_id": "wrong", "prompt": "def add(a, b):\n\n"}
+    texts = ["def add(a, b):\n" + r["canonical_solution"] + r["suffix"] for r in (HOLE, multi)]
+    texts.append("def add(a, b):\n\n    c = a - b\n    return c\n")
+    encode = text_lm().encode
+    texts = [encode(text) for text in texts]
+    lm = knowing_lm(texts)
+    monkeypatch.setattr("dlm.models.loading.load", lambda name, **_: lm)
+    data = rows(tmp_path / "i.jsonl", [HOLE, multi, wrong])
+    config = config_of(tmp_path, {"kind": "infilling", "data": data, "length": 200}, [ONE])
+    (run,) = evaluate_all(config).values["runs"]
+    found = {
+        name: (run["metrics"][name]["hits"], run["metrics"][name]["total"]) for name in ("passed", "exact", "stripped")
+    }
+    assert found == {"passed": (2, 3), "exact": (2, 3), "stripped": (2, 3)}
+    assert run["metrics"]["tpf"] == 1 and run["items"] == 3
+    records = [json.loads(line)["record"] for line in (tmp_path / "out.records.jsonl").read_text().splitlines()]
+    assert [r["passed"] for r in records] == [True, True, False] and records[2]["reason"] == "AssertionError"
+    assert records[1]["text"] == "    c = a\n    c = c + b"
+
+
+def everything(tmp_path):
+    (tmp_path / "texts").mkdir(exist_ok=True)
+    for i in range(6):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"text number {i} about nothing at all\n" * 9)
+    questions = [{"question": f"What is {i} + {i}?", "answer": str(2 * i), "source": "gsm8k"} for i in range(5)]
+    with gzip.open(tmp_path / "h.jsonl.gz", "wt") as file:
+        file.write("\n".join(json.dumps({**ADD, "task_id": f"Mine/{i}"}) for i in range(3)))
+    return [
+        {"kind": "humaneval", "data": str(tmp_path / "h.jsonl.gz"), "gen_length": 8, "samples": 2, "k": [1, 2]},
+        {"kind": "mbpp", "data": rows(tmp_path / "m.jsonl", [{**LAST, "task_id": i} for i in range(3)]), "gen_length": 8, "shots": 1},
+        {"kind": "infilling", "data": rows(tmp_path / "i.jsonl", [HOLE]), "hole": "fixed", "hole_tokens": [3, 5], "name": "fixed"},
+        {"kind": "infilling", "data": rows(tmp_path / "i.jsonl", [HOLE]), "hole": "unknown", "hole_range": [2, 4]},
+        {"kind": "questions", "data": rows(tmp_path / "q.jsonl", questions), "gen_length": 8},
+        {"kind": "bound", "data": str(tmp_path / "texts"), "length": 32, "draws": 2},
+    ]  # fmt: skip
+
+
+def test_every_kind_runs_and_killed_anywhere_it_gives_the_same_file(tmp_path, tiny):
+    sampled = [
+        {"name": "sampled", "temperature": 0.7, "steps": 4, "rule": "random"},
+        {"name": "four", "steps": 4, "temperature": 0.5},
+    ]
+    config = config_of(tmp_path, everything(tmp_path), sampled, batch_size=2)
+    steps = []
+    evaluate_all(config, steps.append)
+    file, records = tmp_path / "out.json", tmp_path / "out.records.jsonl"
+    whole, lines = file.read_bytes(), records.read_bytes()
+    values = json.loads(whole)
+    assert len(values["runs"]) == 11 and {"tiny"} == values["about"]["models"].keys()
+    fixed = next(run for run in values["runs"] if run["task"] == "fixed")
+    assert fixed["items"] == 2 and fixed["metrics"]["by_length"].keys() == {"3", "5"}
+    assert all(run["against"]["reference"] == "sampled" for run in values["runs"] if run["decoding"] == "four")
+    assert "| tiny" in table(values)
+
+    class Killed(BaseException):
+        pass
+
+    for at in (1, 4, len(steps) - 1):
+        file.unlink()
+        records.unlink()
+        seen = []
+
+        def stop(line, seen=seen, at=at):
+            seen.append(line)
+            if len(seen) > at:
+                raise Killed
+
+        with pytest.raises(Killed):
+            evaluate_all(config, stop)
+        with records.open("ab") as torn:
+            torn.write(b'{"run": "half a li')
+        again = []
+        evaluate_all(config, again.append)
+        assert file.read_bytes() == whole and len(again) < len(steps)
+    assert sorted(records.read_bytes().splitlines()) == sorted(lines.splitlines())
+    file.unlink()
+    records.unlink()
+    other = config.model_copy(update={"eval": config.eval.model_copy(update={"batch_size": 7})})
+    evaluate_all(other)
+    assert json.loads(file.read_bytes())["runs"] == values["runs"]
+
+
+def test_other_settings_are_other_runs(tmp_path, tiny):
+    task = {
+        "kind": "questions",
+        "data": rows(tmp_path / "q.jsonl", [{"question": "1?", "answer": "1", "source": "gsm8k"}]),
+        "gen_length": 4,
+    }
+    for change in ({}, {"seed": 1}):
+        evaluate_all(config_of(tmp_path, task, **change))
+    lines = (tmp_path / "out.records.jsonl").read_text().splitlines()
+    assert len({json.loads(line)["run"] for line in lines}) == 2
+    done = []
+    evaluate_all(config_of(tmp_path, {**task, "name": "renamed"}), done.append)
+    assert done == []  # what it is called changes nothing
+    (tmp_path / "q.jsonl").write_text(json.dumps({"question": "2?", "answer": "1", "source": "gsm8k"}))
+    evaluate_all(config_of(tmp_path, task), done.append)
+    assert len(done) == 1  # what the data hold does
+
+
+MINE = """
+from dlm.evaluation import Grade, Question, Task
+
+class Backwards(Task):
+    def questions(self, count, seed):
+        return [Question(question=w, answer=w[::-1]) for w in ("pan", "tool", "star")[:count]]
+    def prompt(self, question):
+        return f"Backwards: {question.question} "
+    def grade(self, text, question):
+        return Grade.of(text.strip() == question.answer, text)
+"""
+
+
+def test_the_command_with_a_task_of_one_s_own(tmp_path, capsys):
+    text_lm().save(tmp_path / "m")
+    (tmp_path / "mine.py").write_text(MINE)
+    words = ["--model", str(tmp_path / "m"), "--eval.limit", "2", "--output.no-plot", "--eval.workers", "1"]
+    out = tmp_path / "o.json"
+    assert command.main(["--task", str(tmp_path / "mine.py"), "--output", str(out), *words]) == 0
+    values = json.loads(out.read_text())
+    assert values["runs"][0]["kind"] == "file" and values["runs"][0]["items"] == 2
+    assert "file mine" in capsys.readouterr().out and out.with_suffix(".md").exists()
+    assert command.main(["--again", str(out), "--output.no-plot"]) == 0
+    assert "the same in every figure" in capsys.readouterr().out
+    text_lm(seed=5).save(tmp_path / "m")
+    out.with_suffix(".again.records.jsonl").unlink()
+    assert command.main(["--again", str(out), "--output.no-plot"]) == 1
+    assert "weights" in capsys.readouterr().out
+
+
+BAD = [
+    ({"kind": "humaneval"}, {}, 'task "humaneval": data is missing'),
+    ({"kind": "humaneval", "data": "none.jsonl"}, {}, "none.jsonl cannot be read"),
+    ({"kind": "file", "data": "none.py"}, {}, "none.py: no such file"),
+    ({"kind": "sudoku"}, {}, "is no Sudoku model"),
+    ({"kind": "perplexity"}, {}, "judge is missing"),
+    ({"kind": "lines"}, {"decoding": [{"rule": "threshold", "tokens_per_step": 2}]}, "tokens_per_step is only read by the rules"),
+]  # fmt: skip
+REFUSED = [
+    ({"kind": "sudoku", "shots": 3}, {}, "shots = 3 is only read by tasks of kind mbpp, lm_eval"),
+    ({"kind": "infilling", "data": "x", "hole_tokens": [3]}, {}, 'hole_tokens = [3] is only read with hole = "fixed"'),
+    ({"kind": "humaneval", "data": "x", "k": [3]}, {}, "k = [3] needs 3 samples of each problem"),
+    ({"kind": "lm_eval"}, {}, "tasks = []: name tasks of lm-eval"),
+    ({"kind": "sudoku"}, {"decoding": [{}, {}]}, 'two entries of [[decoding]] are called "low_confidence"'),
+    ({"kind": "sudoku"}, {"reference": "x"}, 'reference = "x" is no decoding'),
+    ({"kind": "sudoku"}, {"decoding": [{"rule": "margin", "threshold": 0.5}]}, "threshold = 0.5 is only read"),
+    ({"kind": "sudoku"}, {"decoding": [{"steps": 3, "tokens_per_step": 2}]}, "give one of them"),
+]
+
+
+@pytest.mark.parametrize(("task", "settings", "says"), BAD, ids=[str(i) for i in range(len(BAD))])
+def test_what_cannot_run_is_said_before_anything_is_decoded(tmp_path, tiny, task, settings, says):
+    with pytest.raises(UserError) as caught:
+        evaluate_all(config_of(tmp_path, task, **settings))
+    assert says in str(caught.value) and not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(("task", "settings", "says"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
+def test_settings_that_do_not_fit(tmp_path, task, settings, says):
+    with pytest.raises(UserError) as caught:
+        config_of(tmp_path, task, **settings)
+    assert says in str(caught.value)
+
+
+def test_nothing_to_do_and_nowhere_to_write(tmp_path, tiny):
+    with pytest.raises(UserError, match="nothing to evaluate"):
+        evaluate_all(config_of(tmp_path, []))
+    with pytest.raises(UserError, match="no such folder"):
+        evaluate_all(config_of(tmp_path / "none", {"kind": "lines"}))
+    assert MASK in tiny.encode("[MASK]")
+
+
+def test_sudoku_with_the_bundled_model(tmp_path):
+    sweep = [{"rule": "margin", "tokens_per_step": [1, 4]}, {"rule": "threshold", "threshold": [0.9]}]
+    values = {"eval": {"models": ["sudoku"], "limit": 4, "workers": 1}, "task": [{"kind": "sudoku"}], "sweep": sweep}
+    config = check(EvalConfig, {**values, "output": {"file": str(tmp_path / "s.json")}}, "test")
+    found = evaluate_all(config).values
+    assert [run["decoding"] for run in found["runs"]] == ["margin 1/step", "margin 4/step", "threshold threshold=0.9"]
+    assert found["runs"][0]["metrics"]["tpf"] == 1 and found["runs"][2]["metrics"]["tpf"] > 2
+    text = table(found)
+    assert "no decoding differs from the reference beyond chance" in text and "front" in text
