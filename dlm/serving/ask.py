@@ -11,6 +11,7 @@ from dlm import config as toml
 from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
+from dlm.inference.drafting.fitting import require_wanted
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import HOLE, parse_holes
 from dlm.inference.readers import HOLES, SAMPLER_READERS
@@ -191,6 +192,7 @@ def _sampler(lm: LM, config: ServeConfig, body: Common, holes: bool) -> SamplerC
     merged |= {"gen_length": "auto", "stop": ()} if holes else {}
     lengths = {} if holes else _lengths(lm, config, body, merged, own)
     settings = toml.check(SamplerConfig, {**merged, **lengths}, WHERE)
+    require_wanted(own, config.draft.model is not None, WHERE)
     judged = [name for name in own if name in SAMPLER_READERS and not (holes and name in HOLES)]
     if (problem := unread(settings, SAMPLER_READERS, judged)) is not None:
         raise UserError(f"{WHERE}: {problem}")

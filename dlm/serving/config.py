@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from dlm.inference.config import MOST, EngineConfig, ModelSection, SamplerConfig
+from dlm.inference.config import MOST, DraftSection, EngineConfig, ModelSection, SamplerConfig
 from dlm.inference.readers import SAMPLER_READERS
 from dlm.reading import judged, unread
 from dlm.serving.batch_config import RaySection
@@ -67,16 +67,6 @@ class ServeSection(BaseModel):
         return origins
 
 
-class DraftSection(BaseModel):
-    """[draft]: a second model that guesses ahead."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str | None = Field(
-        default=None, min_length=1, description="A draft for speculative decoding; none: without."
-    )
-
-
 class ReplicaSection(BaseModel):
     """[replicas]: the same server several times, behind Ray Serve."""
 
@@ -134,10 +124,6 @@ class ServeConfig(BaseModel):
             )
         if self.engine.max_waiting is not None:
             raise ValueError("[engine] max_waiting is set by [serve] max_waiting here: give that one")
-        if self.draft.model is not None:
-            raise ValueError(
-                f"[draft] model = {self.draft.model!r}: no strategy of this version decodes with a draft: leave it out"
-            )
         return self
 
 

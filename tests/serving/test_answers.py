@@ -245,3 +245,10 @@ def test_many_at_once_are_what_each_is_alone():
 
         assert list(pool.map(ask, asked)) == [expected for _, expected in asked]
         assert running.settled()
+
+
+def test_a_draft_changes_no_text(causal):
+    body = {"prompt": "abcabcabc", "max_tokens": 16, "temperature": 0.8, "seed": 2}
+    with live(config(draft={"model": "ngram"}), causal.server.lm) as running:
+        assert running.text({**body, "draft_length": 2}) == causal.text(body) == streamed(running.chunks(body))
+    assert causal.post({**body, "draft_length": 2}).status_code == 400

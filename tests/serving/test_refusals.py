@@ -276,7 +276,6 @@ def test_the_page_has_a_policy(diffusion):
         ({"sampler": {"seed": 3}}, "each request's own"),
         ({"engine": {"max_waiting": 3}}, "[serve] max_waiting"),
         ({"serve": {"cors_origins": ["example.org"]}}, "is no origin"),
-        ({"draft": {"model": "x"}}, "leave it out"),
     ],
 )
 def test_settings_that_make_no_server(sections, words):
