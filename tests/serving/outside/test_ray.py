@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import httpx
@@ -17,6 +18,7 @@ import dlm
 pytestmark = [pytest.mark.outside, pytest.mark.filterwarnings("default")]
 pytest.importorskip("ray", reason="bash scripts/test --outside brings it")
 
+MARK, RUN = "DLM_TESTS_OF_RAY", uuid.uuid4().hex
 BODY = {"prompt": "import ", "max_tokens": 16, "temperature": 1.0}
 
 
@@ -36,9 +38,8 @@ def url():
         "--serve.log",
         "false",
     ]
-    with subprocess.Popen(
-        [sys.executable, "-m", "dlm.cli.serve", *options], stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-m", "dlm.cli.serve", *options]
+    with subprocess.Popen(command, env={**os.environ, MARK: RUN}, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("dlm-serve: pico at http://127.0.0.1:"), line
@@ -48,12 +49,13 @@ def url():
 
 
 def replicas() -> list[int]:
-    """The processes of the replicas."""
+    """The processes of this test's replicas, and of no other server's: children inherit the mark."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if b"ServeReplica:dlm" in (entry / "cmdline").read_bytes():
+                ours = f"{MARK}={RUN}".encode() in (entry / "environ").read_bytes()
+                if ours and b"ServeReplica:dlm" in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
             except OSError:
                 continue
