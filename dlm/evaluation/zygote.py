@@ -51,6 +51,8 @@ PRELOADED += (
     "dataclasses",
 )
 HOME = "/tmp"
+OTHER_HOME = "/scratch"
+"""In place of it where Python itself lies in /tmp, which an empty folder would hide."""
 POLL = 0.02  # seconds between two looks at how much memory and how many processes a program has
 BUSY = 3  # times its own time that a program may get where the processors are busy with others
 SECRET, SAYING = 50, 51  # a child's descriptors: where it reads the nonce, where it reports
@@ -371,7 +373,7 @@ def _become(request: dict, inside: bool, pipes: tuple[int, int, int]) -> None:
         if inside:
             _drop()
         os.environ.clear()
-        os.environ.update(PATH="/usr/bin:/bin", HOME=HOME, LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1")
+        os.environ.update(PATH="/usr/bin:/bin", HOME=HOME, TMPDIR=HOME, LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1")
         main = types.ModuleType("__main__")
         main.__dict__.update(__builtins__=builtins, __file__="program.py")
         sys.modules["__main__"], sys.argv = main, ["program.py"]
@@ -423,7 +425,10 @@ def _report(error: BaseException) -> None:
 
 def start() -> None:
     """`zygote.py inside|outside ROOT PATH…`"""
+    global HOME
     where, root, *paths = sys.argv[1:]
+    if any(path.startswith(HOME + "/") for path in paths):
+        HOME = OTHER_HOME
     sys.path += [path for path in paths if path.endswith("site-packages") and path not in sys.path]
     inside = where == "inside"
     if inside:

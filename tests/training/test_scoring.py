@@ -221,13 +221,14 @@ def run(objective: Objective, bf16: bool) -> tuple[float, list[torch.Tensor]]:
 @pytest.mark.parametrize("bf16", [False, True])
 def test_logits_of_a_slice_are_all_there_ever_are(monkeypatch, bf16):
     objective, tokens = objective_of(), ROWS * LENGTH
+    monkeypatch.setattr("dlm.diffusion.head_loss.SLICE", tokens * VOCAB)
     with Logits() as whole:
         loss, gradients = run(objective, bf16)
-    assert whole.peak >= 2 * 4 * VOCAB * tokens  # log p, which autograd keeps, and its gradient
-    monkeypatch.setattr("dlm.training.scoring.LOGITS_AT_ONCE", MOST * VOCAB)
+    assert whole.peak >= 4 * VOCAB * tokens  # log p; its gradient takes its place
+    monkeypatch.setattr("dlm.diffusion.head_loss.SLICE", MOST * VOCAB)
     with Logits() as parts:
         sliced, pieces = run(objective, bf16)
-    assert parts.peak <= 4 * 4 * VOCAB * MOST < whole.peak / 5
+    assert parts.peak <= 3 * 4 * VOCAB * MOST < whole.peak / 5
     assert sliced == pytest.approx(loss, rel=1e-5)
     assert {torch.float32} | ({torch.bfloat16} if bf16 else set()) == parts.dtypes
     for a, b in zip(gradients, pieces, strict=True):
