@@ -1,15 +1,19 @@
 """Batches of a stream for one rank, and the exact position to go on from."""
 
-from collections import deque
+import atexit
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
+from queue import SimpleQueue
+from threading import Semaphore, Thread
+from typing import Any, NotRequired, Protocol, Self, TypedDict, runtime_checkable
 
 import numpy as np
 import torch
 
 from dlm.data.samples import Sample
 from dlm.errors import UserError
+
+PATIENCE = 2.0
+"""Seconds that a program which ends early waits for the batch being read: a read may hang, say on a network."""
 
 
 @runtime_checkable
@@ -37,7 +41,8 @@ class BatchLoader(Iterator[Batch]):
     """Rows `rank` of every global batch: all ranks read the same stream, so one process sees what many see together.
 
     `state_dict` is the position after the last batch handed out, however far `prefetch` has read ahead. A last batch
-    that is not full is dropped unless `keep_partial`, which only one rank can ask for.
+    that is not full is dropped unless `keep_partial`, which only one rank can ask for. Used as a context, it stops
+    reading ahead at the end; left by an error, without waiting for a read that hangs.
     """
 
     def __init__(
@@ -97,12 +102,21 @@ class BatchLoader(Iterator[Batch]):
         self.stream.load_state_dict(state)
         self._state = self.stream.state_dict()
 
-    def close(self) -> None:
-        """Stop reading ahead, and put the stream back to the last batch handed out."""
-        if self._ahead is not None:
-            self._ahead.stop()
+    def close(self, patience: float | None = None) -> None:
+        """Stop reading ahead, and put the stream back to the last batch handed out.
+
+        Waits `patience` seconds, or without limit, for the batch being read. One that hangs longer is left alone; the
+        loader is then of no further use.
+        """
+        if self._ahead is not None and self._ahead.stop(patience):
             self._ahead = None
             self.stream.load_state_dict(self._state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(None if kind is None else PATIENCE)
 
 
 def collate(samples: list[Sample]) -> Batch:
@@ -123,18 +137,44 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 class _Ahead:
-    """Reads batches with the state after each in a thread; an error in it is raised where the batch is asked for."""
+    """Reads up to `depth` batches ahead in a thread, each with the state after it.
 
-    def __init__(self, read: Callable[[], Any], depth: int) -> None:
-        self._read, self._pool = read, ThreadPoolExecutor(1, "dlm-prefetch")
-        self._batches = deque(self._pool.submit(read) for _ in range(depth))
+    An error of the thread is raised where the batch is asked for. The thread is a daemon: Python waits for no other kind
+    at its exit without a limit.
+    """
 
-    def next(self) -> Any:
-        found = self._batches[0].result()
-        if found[0] is not None:  # asked again, the end is still the end, and an error the error
-            self._batches.popleft()
-            self._batches.append(self._pool.submit(self._read))
+    def __init__(self, read: Callable[[], tuple[Batch | None, dict[str, Any]]], depth: int) -> None:
+        self._read, self._found, self._room, self._stopped = read, SimpleQueue(), Semaphore(depth), False
+        self._last: BaseException | tuple[None, dict[str, Any]] | None = None  # what every further call gets
+        self._thread = Thread(target=self._run, name="dlm-prefetch", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+
+    def next(self) -> tuple[Batch | None, dict[str, Any]]:
+        """The next batch and its state; None for a batch at the end of the data."""
+        found = self._found.get() if self._last is None else self._last
+        if isinstance(found, BaseException) or found[0] is None:
+            self._last = found
+        if isinstance(found, BaseException):
+            raise found
+        self._room.release()
         return found
 
-    def stop(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+    def stop(self, patience: float | None = PATIENCE) -> bool:
+        """Read no further; whether the batch being read came within so many seconds, or without limit."""
+        atexit.unregister(self.stop)
+        self._stopped, self._last = True, UserError("this loader was closed while it read: make a new one")
+        self._room.release()
+        self._thread.join(patience)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while self._room.acquire() and not self._stopped:
+            try:
+                found = self._read()
+            except BaseException as error:
+                self._found.put(error)
+                return
+            self._found.put(found)
+            if found[0] is None:
+                return

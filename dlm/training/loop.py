@@ -69,7 +69,8 @@ def go(run: Run) -> TrainResult:
         run.out.mkdir(parents=True, exist_ok=True)
     run.resume()
     result = TrainResult(run.out, run.step)
-    with stop, Report(c, a, run.flops_a_token, run.step) as report, run.profile.recording(report.say):
+    report = Report(c, a, run.flops_a_token, run.step)
+    with stop, run.loader, report, run.profile.recording(report.say):
         report.begin(run.parameters)
         while run.step < c.train.steps and not stop.anywhere(a):
             started = time.perf_counter()
@@ -90,7 +91,6 @@ def go(run: Run) -> TrainResult:
     result.steps, result.stopped_by = run.step, stop.name
     if not stop.name:
         save_final(run, result)
-    run.loader.close()
     return result
 
 

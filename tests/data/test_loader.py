@@ -1,6 +1,9 @@
 """Batches and sources: the same for any number of processes, and stopped after any sample or batch they go on as if not stopped."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -104,6 +107,47 @@ def test_errors_of_the_thread_reach_the_caller():
     for _ in range(2):
         refused("row 7", next, loader)
     loader.close()
+
+
+HANGS = """
+import sys, threading
+import numpy
+from dlm.data.loader import BatchLoader
+
+hanging = threading.Event()
+
+class Stream:
+    count = 0
+    def __iter__(self): return self
+    def __next__(self):
+        self.count += 1
+        if self.count > 2:
+            print("hangs", flush=True)
+            hanging.set()
+            threading.Event().wait()
+        return {"input_ids": numpy.zeros(4), "index": self.count}
+    def state_dict(self): return {}
+    def load_state_dict(self, state): ...
+
+with BatchLoader(Stream(), 1, prefetch=2) as loader:
+    next(loader), next(loader), hanging.wait()
+    if sys.argv[1] == "interrupt":
+        next(loader)
+    raise ValueError("the step failed")
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("error", "the step failed"), ("interrupt", "KeyboardInterrupt")])
+def test_a_read_that_hangs_keeps_no_program_from_its_end(how, said):
+    command = [sys.executable, "-c", HANGS, how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "hangs\n"
+        if how == "interrupt":
+            process.send_signal(signal.SIGINT)
+        try:
+            assert said in process.communicate(timeout=120)[1]
+        finally:
+            process.kill()
 
 
 def test_impossible_splits_of_a_batch_are_refused(tokenizer):

@@ -95,15 +95,16 @@ def left_to_right(lm: LM, prompt: list[int], gen_length: int) -> list[int]:
 
 
 def fast_dllm(
-    lm: LM, prompt: list[int], gen_length: int, block_length: int, steps: int, dual: bool, threshold: float | None
+    lm: LM, canvas: list[int], blocks: list[list[int]], steps: int, dual: bool, threshold: float | None
 ) -> tuple[list[int], int]:
     """Fast-dLLM's prefix and dual cache (algorithm 1): a full pass at each block's first step, the rest on its keys.
 
-    Keys and values lie in one array over the canvas; attention is a softmax written out. Returns tokens and forwards.
+    `blocks` are the positions of `canvas` that are denoised together, each in `steps` steps: of a continuation or, with
+    text on both sides, of holes. Keys and values lie in one array over the canvas; attention is a softmax written out.
+    Returns the filled canvas and the number of forwards.
     """
-    mask, network = lm.config.mask_token_id, lm.network
+    mask, network, canvas = lm.config.mask_token_id, lm.network, list(canvas)
     heads, groups = lm.config.num_attention_heads, lm.config.num_key_value_heads
-    canvas = [*prompt, *[mask] * gen_length]
     frequency = 1 / lm.config.rope_theta ** (np.arange(0, lm.config.head_dim, 2) / lm.config.head_dim)
     cache: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0), np.zeros(0))] * len(network.layers)
 
@@ -113,17 +114,19 @@ def fast_dllm(
         pair = (x[..., : x.shape[-1] // 2] + 1j * x[..., x.shape[-1] // 2 :]) * turn
         return np.concatenate((pair.real, pair.imag), -1)
 
-    def forward(positions: list[int], first: int) -> np.ndarray:
+    def forward(positions: list[int], written: list[int]) -> np.ndarray:
+        """Logits at `positions`; only the keys of those in `written` replace the ones in the cache."""
+
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            asked, keys, values = (x[0].double().numpy() for x in (q, k, v))
-            asked, keys = rotated(asked, positions), rotated(keys, positions)
+            queries, keys, values = (x[0].double().numpy() for x in (q, k, v))
+            queries, keys = rotated(queries, positions), rotated(keys, positions)
             if len(positions) == len(canvas):
                 cache[layer] = keys, values
             else:
-                own = positions[positions.index(first) :]  # the row before them is read, and keeps the keys it had
-                cache[layer][0][own], cache[layer][1][own] = keys[-len(own) :], values[-len(own) :]
+                rows = [positions.index(position) for position in written]
+                cache[layer][0][written], cache[layer][1][written] = keys[rows], values[rows]
             keys, values = (np.repeat(x, heads // groups, 1) for x in cache[layer])
-            score = np.einsum("qhe,khe->hqk", asked, keys) / np.sqrt(keys.shape[-1])
+            score = np.einsum("qhe,khe->hqk", queries, keys) / np.sqrt(keys.shape[-1])
             weight = np.exp(score - score.max(-1, keepdims=True))
             out = np.einsum("hqk,khe->qhe", weight / weight.sum(-1, keepdims=True), values)
             return torch.tensor(out, dtype=torch.float32)[None]
@@ -133,25 +136,26 @@ def fast_dllm(
             hidden = network.hidden(ids, torch.tensor([positions]), attend=attend)
             return network.head(hidden)[0].double().numpy()
 
-    forwards, share, shift = 0, steps // (gen_length // block_length), int(lm.config.shifted_logits)
-    for start in range(len(prompt), len(canvas), block_length):
-        block = range(start, start + block_length)
+    forwards, shift = 0, int(lm.config.shifted_logits)
+    for block in blocks:
         step = 0
         while any(canvas[position] == mask for position in block):
-            later = range(start - shift, start + block_length if dual else len(canvas))
-            shown = list(later if step else range(len(canvas)))
-            rows = forward(shown, start)
+            written = block if dual else list(range(block[0], len(canvas)))
+            # Shifted families read a token's logits one row earlier; that row keeps the keys it had.
+            partly = sorted({*written, *(position - shift for position in written)})
+            positions = partly if step else list(range(len(canvas)))
+            logits = forward(positions, written)
             forwards += 1
             found = []
             for position in block:
                 if canvas[position] == mask:
-                    row = rows[shown.index(position - shift)]
+                    row = logits[positions.index(position - shift)]
                     token = max((t for t in range(len(row)) if t != mask), key=lambda t, row=row: row[t])
                     found.append((-softmax(row)[token], position, token))
             found.sort()
-            count = block_length // share + (step < block_length % share)
+            count = len(block) // steps + (step < len(block) % steps)
             for rank, (confidence, position, token) in enumerate(found):
                 if (rank < count) if threshold is None else (rank == 0 or -confidence >= threshold):
                     canvas[position] = token
             step += 1
-    return canvas[len(prompt) :], forwards
+    return canvas, forwards

@@ -16,7 +16,7 @@ from dlm.kernels.paths import PATHS
 from tests.refusals import refused
 
 from . import oracle
-from .requests import CACHED, FAMILIES, RULE, drive, holes, ids, logits, of_rule, prompts, reference, tokens
+from .requests import CACHED, FAMILIES, MASK, RULE, drive, holes, ids, logits, of_rule, prompts, reference, tokens
 from .tiny import tiny_lm
 
 KINDS = {"plain": {}, "warm": {"temperature": 1.0, "seed": 3, **RULE}, "guided": {"cfg_scale": 0.6, **RULE}}
@@ -92,6 +92,10 @@ def test_c_is_for_float32(monkeypatch):
     assert dlm.Engine(lm).batch.stepper.compute.path.name == "torch"
 
 
+def blocks_of(positions: list[int], size: int) -> list[list[int]]:
+    return [positions[start : start + size] for start in range(0, len(positions), size)]
+
+
 @pytest.mark.parametrize("threshold", [None, 0.3])
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 @pytest.mark.parametrize("family", ["llada", "Dream"])
@@ -99,11 +103,30 @@ def test_c_is_for_float32(monkeypatch):
 def test_prefix_and_dual_are_fast_dllms(family, cache, threshold, gen_length, block_length, steps):
     for seed in range(2):
         lm, prompt = tiny_lm(seed, spread=0.4, **FAMILIES[family]), ids(seed, 3 + 5 * seed)
-        expected = oracle.fast_dllm(lm, prompt, gen_length, block_length, steps, cache == "dual", threshold)
+        canvas = [*prompt, *[MASK] * gen_length]
+        blocks = blocks_of(list(range(len(prompt), len(canvas))), block_length)
+        canvas, forwards = oracle.fast_dllm(lm, canvas, blocks, steps // len(blocks), cache == "dual", threshold)
         numbers = {"gen_length": gen_length, "block_length": block_length, "steps": steps}
         rule = {} if threshold is None else {"rule": "threshold", "threshold": threshold}
         result = dlm.generate(lm, [prompt], cache=cache, **numbers, **rule)[0]
-        assert (result.tokens, result.nfe) == expected
+        assert (result.tokens, result.nfe) == (canvas[len(prompt) :], forwards)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.3])
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+@pytest.mark.parametrize("block_length", [None, 3])
+def test_holes_with_prefix_and_dual_are_fast_dllms(family, cache, threshold, block_length):
+    for seed, prompt in enumerate(holes(4)):
+        lm = tiny_lm(seed, spread=0.4, **FAMILIES[family])
+        masks = [position for position, token in enumerate(prompt) if token == MASK]
+        blocks = blocks_of(masks, block_length or len(masks))
+        steps = max(1, 4 // len(blocks))
+        canvas, forwards = oracle.fast_dllm(lm, prompt, blocks, steps, cache == "dual", threshold)
+        settings = {} if threshold is None else {"rule": "threshold", "threshold": threshold}
+        settings |= {} if block_length is None else {"block_length": block_length}
+        result = dlm.infill(lm, [prompt], cache=cache, steps=4, **settings)[0]
+        assert (result.tokens, result.nfe) == ([canvas[position] for position in masks], forwards)
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
