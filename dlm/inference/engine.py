@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Sized
 from dataclasses import replace
 from itertools import count, repeat
-from typing import Any
+from typing import Any, Unpack
 
 from dlm import config as toml
 from dlm.errors import UserError
@@ -16,6 +16,7 @@ from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.drafting.fitting import fitted, require_wanted
 from dlm.inference.drafting.making import drafted_page_bytes, named
 from dlm.inference.events import Event, Log, Stats, Times
+from dlm.inference.keyword_types import EngineKeywords, SamplerKeywords
 from dlm.inference.keywords import keywords, require_read, sampler_of
 from dlm.inference.memory import page_count
 from dlm.inference.ownership import HeldInterrupts, Ownership
@@ -59,7 +60,13 @@ class Engine:
 
     @keywords(EngineConfig)
     def __init__(
-        self, lm: LM, *, draft: Any = None, trace: Store | None = None, on_step: OnStep | None = None, **settings: Any
+        self,
+        lm: LM,
+        *,
+        draft: Any = None,
+        trace: Store | None = None,
+        on_step: OnStep | None = None,
+        **settings: Unpack[EngineKeywords],
     ) -> None:
         self._open(lm, toml.check(EngineConfig, settings, "Engine()"), trace, on_step, draft)
 
@@ -101,7 +108,7 @@ class Engine:
         deadline: float | None = None,
         confidence: bool = False,
         draft: bool | None = None,
-        **settings: Any,
+        **settings: Unpack[SamplerKeywords],
     ) -> str:
         """Queue a prompt and return its id; settings are those of `dlm.generate` (or, with `infill`, `dlm.infill`).
 
@@ -268,12 +275,21 @@ class Engine:
 
         return follow()
 
-    def generate(self, prompts: Prompt | Sized[Prompt], **settings: Any) -> list[Generation]:
-        """Decode these prompts, beside whatever else is under way, and return their results in order."""
-        names, draft = settings.pop("request_ids", None), settings.pop("draft", None)
+    def generate(
+        self,
+        prompts: Prompt | Sized[Prompt],
+        *,
+        request_ids: Sized[str] | None = None,
+        draft: bool | None = None,
+        **settings: Unpack[SamplerKeywords],
+    ) -> list[Generation]:
+        """The results of these prompts, in order, decoded beside whatever else is under way.
+
+        `draft=False` decodes without the engine's draft.
+        """
         sampler = sampler_of("generate()", settings, others=("request_ids", "draft"))
         require_wanted(settings, draft is not False and self.batch.draft is not None, "generate()")
-        decodings = continuations(self.lm, prompts, sampler, where="generate()", request_ids=names)
+        decodings = continuations(self.lm, prompts, sampler, where="generate()", request_ids=request_ids)
         return self.run([replace(decoding, drafted=draft) for decoding in decodings])
 
     def run(self, decodings: Sized[Decoding]) -> list[Generation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from dlm.errors import UserError
 from dlm.inference.config import MOST, EngineConfig, SamplerConfig
@@ -12,6 +12,7 @@ from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.drafting.fitting import READ_WITH_A_DRAFT, require_wanted
 from dlm.inference.drafting.making import SELF, named
 from dlm.inference.engine import Engine, OnStep
+from dlm.inference.keyword_types import GenerateKeywords, InfillKeywords
 from dlm.inference.keywords import keywords, settings_of
 from dlm.inference.lengths import at_longest, settle
 from dlm.inference.prompts import Prompt, as_prompts
@@ -36,7 +37,7 @@ def generate(
     request_ids: Sequence[str] | None = None,
     batch_size: int = 64,
     on_step: OnStep | None = None,
-    **settings: Any,
+    **settings: Unpack[GenerateKeywords],
 ) -> list[Generation]:
     """Continue each prompt by `gen_length` tokens, or until end-of-text; results are in the order of the prompts.
 
@@ -78,7 +79,7 @@ def infill(
     request_ids: Sequence[str] | None = None,
     batch_size: int = 64,
     on_step: OnStep | None = None,
-    **settings: Any,
+    **settings: Unpack[InfillKeywords],
 ) -> list[Generation]:
     """Fill the holes of each prompt: `[MASK:12]` in a text, runs of mask ids in a list of tokens.
 
