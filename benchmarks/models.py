@@ -1,4 +1,4 @@
-"""How good the bundled models are: measure, print tables, write JSON, a plot and the model card.
+"""How good the bundled models are: measure, print tables, write JSON and the model card.
 
     python benchmarks/models.py sudoku pico                                  # tables, and benchmarks/results/models-*.json
     python benchmarks/models.py sudoku --run runs/sudoku --card              # the card too, into the model's folder
@@ -60,7 +60,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add("--device", default="cpu", help="where to run (cpu)")
     add("--output", type=Path, default=RESULTS, help="folder of the JSON files")
     add("--reuse", action="store_true", help="take the JSON file that is there instead of measuring")
-    add("--plot", action="store_true", help="draw solved puzzles against TPF beside the JSON (needs the extra `plot`)")
     options = words.parse_args(argv)
     if len(options.names) > 1 and (options.model or options.run or options.card):
         words.error("--model, --run and --card are for one model: give one name")
@@ -83,8 +82,6 @@ def _one(name: str, options: argparse.Namespace) -> None:
         write(file, report)
     tables = [Table(**table) for table in report["tables"]]
     print("\n" + "\n\n".join(map(str, tables)))
-    if options.plot and report["kind"] == "sudoku":
-        plot(report["results"], file.with_suffix(".png"))
     if options.card is not None:
         target = Path(options.card) if options.card else folder / "README.md"
         hardware = options.hardware or machine()
@@ -107,7 +104,7 @@ def measure(name: str, model: str, options: argparse.Namespace) -> dict[str, Any
     facts = {"parameters": f"{sum(p.numel() for p in weights):,}", "vocabulary": f"{lm.config.vocab_size:,} tokens"}
     started = time.perf_counter()
     tables, results = MEASURES[kind](lm, options)
-    elsewhere = ("names", "model", "run", "card", "hardware", "output", "reuse", "plot")
+    elsewhere = ("names", "model", "run", "card", "hardware", "output", "reuse")
     return {
         "model": name,
         "kind": kind,
@@ -203,22 +200,6 @@ MEASURES: dict[str, Callable[["LM", argparse.Namespace], tuple[list[Table], list
 }
 KINDS = {"causal": "causal", "block_causal": "block"}
 """attention -> what the card says in words."""
-
-
-def plot(results: list[dict[str, Any]], file: Path) -> None:
-    """Solved puzzles against tokens a forward pass, a line a rule."""
-    from dlm.bench.finding import Point
-    from dlm.bench.plot import draw
-
-    points = []
-    for result in results:
-        where = {"panel": "puzzles solved", "facet": "whole", "kind": "none", "label": result["decoding"]}
-        where |= {"series": result["decoding"].split(" ")[0], "tpf": result["tpf"]}
-        points.append(
-            Point(**where, quality=result["solved"]["rate"], **{k: result["solved"][k] for k in ("low", "high")})
-        )
-    draw(points, file)
-    print(f"written: {file}")
 
 
 if __name__ == "__main__":

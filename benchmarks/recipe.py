@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dlm.training.config import TrainConfig
 
 DATA = {"source": "stdlib"}
-OPTIM = {"hidden": {"algorithm": "muon", "lr_scale": 2.0, "weight_decay": 0.01}}
 BASE: dict[str, Any] = {"vocab": 8192, "layers": 4, "width": 256, "ffn": 704, "batch": 16, "length": 256, "lr": 2.5e-3}
 BASE |= {"qk_norm": False, "seed": 0, "masking": "causal", "decay": 0.3, "optim": {}, "muon": 2.0}
 CHOSEN = {"vocab": 4096, "layers": 5, "qk_norm": True}

@@ -2,7 +2,6 @@
 
 python benchmarks/trace.py                     # all of it; benchmarks/results/trace.json
 python benchmarks/trace.py --peer-path FOLDER  # beside DiffTrace's own code, a checkout of it
-python benchmarks/trace.py --states 10000      # only: record and replay so many; benchmarks/results/trace-states.json
 """
 
 import argparse
@@ -15,10 +14,8 @@ from measuring import RESULTS, parser, write
 from traces import difftrace, overhead, records
 from traces.samples import LENGTH, STEPS, samples
 
-from dlm.bench.finding import Table
-from dlm.bench.report import in_markdown
 from dlm.errors import UserError
-from dlm.evaluation.card import machine
+from dlm.evaluation.card import Table, machine
 
 BYTES = {"what": "bytes a trace", "record": "record", "file": "file"}
 TIMES = {"what": "one call", "microseconds": "µs", "counts": "× sum(range(100))"}
@@ -31,18 +28,12 @@ PEER = {"what": "what", "ours": "dlm", "theirs": "DiffTrace", "ratio": "DiffTrac
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
-    if options.states is not None:
-        sys.path.insert(0, str(Path(__file__).parents[1]))
-        from tests.trace.states import states
-
-        write(RESULTS / "trace-states.json", states(options.states))
-        return 0
     try:
         values, tables = measure(options)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    print("\n\n".join(map(in_markdown, tables)))
+    print("\n\n".join(map(str, tables)))
     named = {name: str(value) for name, value in vars(options).items()}
     write(options.output, {"trace": values, "machine": machine(), "options": named})
     return 0
@@ -85,7 +76,6 @@ def say(line: str) -> None:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     words = parser(__doc__)
     add = words.add_argument
-    add("--states", type=int, metavar="N", help="record and replay N traces, and measure nothing")
     add("--traces", type=int, default=10_000, metavar="N", help="traces stored for the sizes (10,000)")
     add("--writes", type=int, default=2_000, metavar="N", help="traces written for each rate (2,000)")
     add("--tokenizer", metavar="NAME", help="whose ids are stored; without it, 32,000 tokens are learnt first")

@@ -17,9 +17,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from dlm.bench.finding import Say
 from dlm.trace.store import TraceStore
 
+Say = Callable[[str], object]
 if TYPE_CHECKING:
     from dlm.inference.engine import Engine
     from dlm.models.lm import LM
