@@ -57,9 +57,11 @@ def test_whole_and_streamed_are_what_generate_gives(family, body, request):
     assert (choice["text"], choice["finish_reason"]) == (text, reason)
     assert streamed(chunks) == text
     assert chunks[-2]["choices"][0]["finish_reason"] == reason
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == answer["usage"]
-    given = len(lm.encode(WORDS[2]))
-    assert answer["usage"] == {
+    assert chunks[-1]["choices"] == []
+    given, usages = len(lm.encode(WORDS[2])), (answer["usage"], chunks[-1]["usage"])
+    for usage in usages:
+        assert usage.pop("prompt_tokens_details")["cached_tokens"] <= given
+    assert usages[0] == usages[1] == {
         "prompt_tokens": given,
         "completion_tokens": len(tokens),
         "total_tokens": given + len(tokens),
@@ -116,6 +118,19 @@ def test_a_suffix_gives_the_middle(diffusion):
     assert cut["choices"][0]["text"] == lm.decode(expected.tokens[:2]) and cut["usage"]["completion_tokens"] == 2
     stop = expected.holes[0][1]
     assert diffusion.text({**body, "stop": stop}) == expected.holes[0].partition(stop)[0]
+
+
+def test_cached_tokens_are_those_of_whole_pages_that_were_there():
+    lm, prompt = model("llama"), "abcdefghij" * 4
+    with live(config(engine={"page_size": 16}), lm) as running:
+
+        def cached(prompt: str | list[str], **more) -> int:
+            usage = running.post({"prompt": prompt, "max_tokens": 2, **more}).json()["usage"]
+            return usage["prompt_tokens_details"]["cached_tokens"]
+
+        assert len(lm.encode(prompt)) == 40
+        assert [cached(prompt), cached(prompt), cached(f"{prompt[:20]}other"), cached("z" + prompt)] == [0, 32, 16, 0]
+        assert cached([prompt, prompt], n=2, temperature=1.0) == 64
 
 
 def test_answers_are_numbered(diffusion):
