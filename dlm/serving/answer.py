@@ -13,6 +13,7 @@ from dlm.errors import UserError
 from dlm.inference.events import Event
 from dlm.serving.ask import Ask, refused
 from dlm.serving.choice import Choice
+from dlm.serving.lengths import chosen
 from dlm.serving.notes import Note, Wish
 from dlm.serving.refusal import Refusal, crowded
 from dlm.serving.runner import Channel, Cut
@@ -41,10 +42,9 @@ class Answer(Response):
 
     def __init__(self, server: "Server", ask: Ask, owner: str | None) -> None:
         super().__init__()
-        self.server, self.ask, self.owner = server, ask, owner
+        self.server, self.owner = server, owner
         self.limits = server.config.serve
-        self.choices = [Choice(server.lm, ask, number) for number in range(len(ask.decodings))]
-        self.shape = Shape(ask, server.config.served_name)
+        self._take(ask)
         self.started = False
         """Whether the status was sent."""
         self.sent = 0.0
@@ -52,6 +52,11 @@ class Answer(Response):
         self.channel: Channel | None = None
         self.facts: dict[str, Any] = {}
         """For the log."""
+
+    def _take(self, ask: Ask) -> None:
+        self.ask = ask
+        self.choices = [Choice(self.server.lm, ask, number) for number in range(len(ask.decodings))]
+        self.shape = Shape(ask, self.server.config.served_name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; a client that leaves, or asked too much, ends its requests."""
@@ -100,6 +105,8 @@ class Answer(Response):
         """Submit, and wait for the first step: until then a refusal can still have its status."""
         channel = self.channel
         assert channel is not None
+        if self.ask.prompts:
+            self._take(await chosen(self.server, self.ask))
         try:
             await self._submit(channel)
         except UserError as error:

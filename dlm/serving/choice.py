@@ -186,7 +186,8 @@ class Choice:
         """What we tell beside OpenAI's fields."""
         request, times = self.decoding.request, self.times
         spans = {"queue_ms": times.started, "first_ms": times.first_block}
-        facts: dict[str, Any] = {"nfe": self.nfe, "tpf": round(len(self.tokens) / max(self.nfe, 1), 4)}
+        nfe = self.nfe + (self.ask.forwards[self.number] if self.ask.forwards else 0)
+        facts: dict[str, Any] = {"nfe": nfe, "tpf": round(len(self.tokens) / max(nfe, 1), 4)}
         facts |= {"seed": request.seed, "sample": request.sample}
         facts |= {
             name: None if at is None else round(1000 * max(0.0, at - times.queued), 3) for name, at in spans.items()

@@ -109,6 +109,31 @@ def test_holes_are_filled_as_infill_does(diffusion):
     assert answer["usage"]["prompt_tokens"] == 5 and answer["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 0.7, "seed": 6}], ids=str)
+def test_lengths_of_holes_are_chosen_as_infill_does(diffusion, more):
+    """Also where other requests are decoded in the same forwards, and where it may wait for its turn."""
+    lm, prompts = diffusion.server.lm, ["ab[MASK:2-6]cd[MASK:1-30]e", "x[MASK:3]y[MASK:1-4]"]
+    own = {name: value for name, value in more.items() if name != "n"}
+    expected = dlm.infill(lm, prompts, num_samples=more.get("n", 1), **own)
+    body = {"prompt": prompts, "infill": True, **more}
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(diffusion.text, {"prompt": "abc", "max_tokens": 40, "seed": n}) for n in range(2)]
+        answer, chunks = diffusion.post(body).json(), diffusion.chunks({**body, "stream_mode": "denoise"})
+        assert all(other.result() for other in others)
+    assert [choice["text"] for choice in answer["choices"]] == [result.text for result in expected]
+    facts = answer["dlm"]["choices"]
+    assert [fact["nfe"] for fact in facts] == [result.nfe for result in expected]
+    assert [fact["holes"] for fact in facts] == [result.holes for result in expected]
+    assert answer["usage"]["completion_tokens"] == sum(len(result.tokens) for result in expected)
+    for number, result in enumerate(expected):
+        assert streamed(chunks, number) == result.text
+        layout = next(c["dlm"] for c in chunks if c["choices"][0]["index"] == number and "prompt_tokens" in c["dlm"])
+        assert sum(end - start for start, end in layout["holes"]) == len(result.tokens)
+    with live(config(engine={"max_num_requests": 2}, serve={"max_waiting": 40}), lm) as running:
+        assert running.text({"prompt": prompts[0], "infill": True, **own}) == expected[0].text
+        assert running.settled()
+
+
 def test_a_suffix_gives_the_middle(diffusion):
     lm = diffusion.server.lm
     expected = dlm.infill(lm, ["ab[MASK:5]\\[MASK]cd"], temperature=1.0, seed=1)[0]
