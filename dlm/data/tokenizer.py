@@ -3,6 +3,7 @@
 import json
 import re
 import reprlib
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -28,6 +29,8 @@ MOST_TOKENS = 2**24
 #: tokenizers that checkpoints bring as code, and the one of transformers' own that reads the same files.
 SAME_AS = {"DreamTokenizer": "qwen2"}  # Dream starts from Qwen2.5 and keeps its byte-level BPE
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+#: held while `backend.encode_special_tokens` must stay as it is: it is a switch of the backend, not an argument of `encode`.
+SWITCH = threading.Lock()
 
 
 class Tokenizer:
@@ -96,15 +99,19 @@ class Tokenizer:
         return sizes
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Ids of `text`; with `special`, names such as "[MASK]" inside it become their token. Adds no start or end."""
+        """Ids of `text`; with `special`, names such as "[MASK]" inside it become their token. Adds no start or end.
+
+        Any thread may call this and `encode_batch`; they take turns.
+        """
         return self.encode_batch([text], special)[0]
 
     def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
         """Ids of many texts. A corpus is read with special=False: a file that mentions "[MASK]" holds no mask."""
-        if self.backend.encode_special_tokens == special:
-            self.backend.encode_special_tokens = not special
         try:
-            return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+            with SWITCH:
+                if self.backend.encode_special_tokens == special:
+                    self.backend.encode_special_tokens = not special
+                return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
         except TypeError:
             for text in texts:
                 _require_unicode(text)
@@ -147,7 +154,6 @@ class Tokenizer:
         """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads too."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.backend.encode_special_tokens = False
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         pad = None if self.pad_token_id is None else self.backend.id_to_token(self.pad_token_id)
         named = {"mask_token": self.mask_token, "eos_token": self.eos_token, "pad_token": pad}

@@ -88,7 +88,8 @@ class Batch:
                 seq.log.events.append(Event(request_id=seq.request_id, error="it was cancelled"))
         else:
             seq.log.closed = True
-            self.ended[seq.request_id] = seq.log
+            if seq.log.kept:
+                self.ended[seq.request_id] = seq.log
             while len(self.ended) > REMEMBERED:
                 self.ended.popitem(last=False)
 
@@ -196,8 +197,15 @@ class Batch:
             return
         first = seq.canvas.start + len(stream.tokens)
         seq.mark_first_block()
-        facts = {"confidence": seq.confidence(range(first, first + len(tokens))), "times": seq.times}
-        self._tell(seq, Event(request_id=seq.request_id, text=stream.add(tokens), tokens=tuple(tokens), **facts))
+        event = Event(
+            request_id=seq.request_id,
+            text=stream.add(tokens),
+            tokens=tuple(tokens),
+            confidence=seq.confidence(range(first, first + len(tokens))),
+            times=seq.times,
+            cached=seq.pages.reused,
+        )
+        self._tell(seq, event)
 
     def _finish(self, seq: Sequence) -> None:
         result = seq.strategy.finished(seq, result_of(self.lm, seq.decoding, seq.outcome()))
@@ -217,6 +225,7 @@ class Batch:
             confidence=seq.confidence(positions),
             result=result,
             times=replace(seq.times, done=time.monotonic()),
+            cached=seq.pages.reused,
         )
         self._end(seq, event)
 

@@ -217,7 +217,16 @@ class Engine:
         Raises UserError where another thread is stepping.
         """
         self._advance(driver=True)
+        return self.news()
+
+    def news(self) -> list[Event]:
+        """What happened that nobody was told yet: after a step that raised, the ends of the requests it took with it."""
         return list(map(deque.popleft, repeat(self.batch.news, len(self.batch.news))))  # all or, if interrupted, none
+
+    def has_begun(self, request_id: str) -> bool:
+        """Whether a request is under way and has taken part in a step."""
+        seq = self.batch.sequences.get(request_id)
+        return seq is not None and seq.begun
 
     def stream(self) -> Iterator[Event]:
         """Step until nothing is left to do, telling what is new as it comes; requests may be added meanwhile."""

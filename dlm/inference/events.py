@@ -40,6 +40,8 @@ class Event:
     error: str | None = None
     """Why it ended without a result."""
     times: Times = Times()
+    cached: int = 0
+    """Positions of its prompt that the exact cache held already, from a request with the same beginning."""
 
     @property
     def last(self) -> bool:
@@ -55,6 +57,8 @@ class Log:
     events: list[Event] = field(default_factory=list)
     private: bool = False
     """Whether its events go to its follower alone."""
+    kept: bool = True
+    """Whether those who ask after its end find it."""
     closed: bool = False
     """Whether no further event will come."""
 

@@ -6,18 +6,18 @@ anyhow. The paper fits that bias to each model beforehand. Here it is measured o
 the hole: where nothing has to fit behind it, every length is as good, and only the bias is left.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import Decoding, infillings
 from dlm.inference.engine import Engine
 from dlm.inference.prompts import Piece, parse_holes, spell
 from dlm.inference.request import Interrupted
-from dlm.inference.sequence import Sequence as Running
 from dlm.models.lm import LM
 
 AT_ONCE = 16
@@ -31,6 +31,10 @@ Score = tuple[float, float]
 """The calibrated confidence and, where it cannot tell, the confidence itself."""
 Search = Generator[list[Probe], list[Score], tuple[str, int]]
 Run = Callable[[list[Decoding]], Engine]
+Sure = Mapping[str, Sequence[float]]
+"""How sure the model was of the tokens of a request's holes when it committed them, by request id."""
+Choice = tuple[list[str | list[int]], list[int]]
+"""Prompts with every range replaced by one length, and the forwards that took, a prompt."""
 
 
 def at_longest(prompts: Any) -> Any:
@@ -47,10 +51,21 @@ def at_longest(prompts: Any) -> Any:
     return longest if ranges else prompts
 
 
-def settle(lm: LM, prompts: Sequence[str | list[int]], run: Run) -> tuple[list[str | list[int]], list[int]]:
-    """The prompts with every range replaced by one length, and the forwards that took, a prompt.
+def settle(lm: LM, prompts: Sequence[str | list[int]], run: Run) -> Choice:
+    """The lengths of all holes, chosen; `run` gives an idle engine with room for these requests."""
+    search, sure = choosing(lm, prompts), None
+    while True:
+        try:
+            decodings = next(search) if sure is None else search.send(sure)
+        except StopIteration as done:
+            return done.value
+        sure = _decoded(run(decodings), decodings)
 
-    `run` gives an engine with room for these requests. What is chosen for a prompt depends on it alone.
+
+def choosing(lm: LM, prompts: Sequence[str | list[int]]) -> Generator[list[Decoding], Sure, Choice]:
+    """`settle` for whoever decodes by other means: yields requests of one step, and is sent how sure the model was.
+
+    What is chosen for a prompt depends on it alone.
     """
     settled, forwards = list(prompts), [0] * len(prompts)
     searches: dict[int, Search] = {}
@@ -60,7 +75,7 @@ def settle(lm: LM, prompts: Sequence[str | list[int]], run: Run) -> tuple[list[s
             searches[i] = _search(parse_holes(prompt))
             wanted[i] = next(searches[i])
     while wanted:
-        scores = _scores(lm, [probe for probes in wanted.values() for probe in probes], run)
+        scores = yield from _scores(lm, [probe for probes in wanted.values() for probe in probes])
         for i, probes in list(wanted.items()):
             mine, scores = scores[: len(probes)], scores[len(probes) :]
             try:
@@ -69,6 +84,20 @@ def settle(lm: LM, prompts: Sequence[str | list[int]], run: Run) -> tuple[list[s
                 settled[i], forwards[i] = done.value
                 del wanted[i]
     return settled, forwards
+
+
+def _decoded(engine: Engine, decodings: Sequence[Decoding]) -> Sure:
+    """How sure the model was, by an engine that has nothing else to do."""
+    try:
+        for decoding in decodings:
+            engine.submit(decoding, confidence=True)
+        events = list(engine.stream())
+    except KeyboardInterrupt:
+        raise Interrupted([]) from None  # what it holds is no result of the user's prompts
+    for event in events:
+        if event.error is not None:
+            raise UserError(f"request {event.request_id!r}: {event.error}")
+    return {event.request_id: event.confidence or () for event in events}
 
 
 def _search(pieces: list[Piece]) -> Search:
@@ -93,7 +122,7 @@ def _search(pieces: list[Piece]) -> Search:
     return spell(pieces), forwards
 
 
-def _scores(lm: LM, probes: list[Probe], run: Run) -> list[Score]:
+def _scores(lm: LM, probes: list[Probe]) -> Generator[list[Decoding], Sure, list[Score]]:
     """How sure the model is of each hole, over how sure it is where the prompt ends with it."""
     plain = SamplerConfig(**{**SamplerConfig().model_dump(), "steps": 1})  # all named: no recommendation of the model's
     whole, alone = (
@@ -107,58 +136,13 @@ def _scores(lm: LM, probes: list[Probe], run: Run) -> list[Score]:
             if name == "whole" and i == len(pieces) - 1 and lm.eos_id is not None:
                 request = replace(request, ids=(*request.ids, lm.eos_id))  # a hole that ends the prompt ends the text
             decodings.append(replace(decoding, request=request))
-    listener = _Listener()
-    engine = run(decodings)
-    engine.recording = listener
-    try:
-        engine.run(decodings)
-    except Interrupted:
-        raise Interrupted([]) from None  # what it holds is no result of the user's prompts
+    confidence = yield decodings
     scores = []
     for number, last in enumerate(alone):
-        hole = last.request.holes[-1]  # it has this number in the whole prompt too
-        sure, bias = (listener.ears[f"{name} {number}"].mean(hole) for name in ("whole", "alone"))
+        holes = last.request.holes  # the last one has this number in the whole prompt too
+        start, size = sum(map(len, holes[:-1])), len(holes[-1])
+        sure, bias = (
+            float(np.mean(confidence[f"{name} {number}"][start : start + size])) for name in ("whole", "alone")
+        )
         scores.append((round(sure / bias, DIGITS), round(sure, DIGITS)))
     return scores
-
-
-class _Ear:
-    """A recorder that keeps how sure the model was in the first step."""
-
-    keep: Collection[str] = ("confidence",)
-    topk: int = 0
-
-    def __init__(self) -> None:
-        self.sure: dict[int, float] = {}
-
-    def commit(
-        self,
-        step: int,
-        positions: np.ndarray,
-        tokens: np.ndarray,
-        kinds: Any,
-        confidence: Any = None,
-        topk: Any = None,
-        length: int | None = None,
-        canvas: Any = None,
-    ) -> None:
-        self.sure.update(zip(positions.tolist(), confidence.tolist(), strict=True))
-
-    def mean(self, hole: range) -> float:
-        return float(np.mean([self.sure[position] for position in hole]))
-
-    def finish(self, **meta: Any) -> None:
-        pass
-
-    def drop(self) -> None:
-        pass
-
-
-class _Listener:
-    """Gives each request of an engine an ear of its own."""
-
-    def __init__(self) -> None:
-        self.ears: dict[str, _Ear] = {}
-
-    def begin(self, seq: Running, meta: Mapping[str, Any]) -> _Ear:
-        return self.ears.setdefault(seq.request.request_id, _Ear())

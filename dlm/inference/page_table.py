@@ -19,6 +19,8 @@ class PageTable:
     """Of the first pages of each branch: a digest of the page's tokens and of all before it."""
     clean: int = 0
     """Exact cache: positions under this one have their final keys in the pages."""
+    reused: int = 0
+    """Exact cache: positions whose pages another request had filled, when this one began."""
     refreshed: int | None = None
     """Approximate caches: the step at which all keys were computed last; None when that is due."""
     lingering: list[tuple[int, int]] = field(default_factory=list)

@@ -209,7 +209,7 @@ class Scheduler:
                 pages.share(self.pool, page, name, branch)
         shared = min(map(len, pages.tables))
         pages.cut(self.pool, shared)
-        pages.clean = shared * self.pool.page_size
+        pages.clean = pages.reused = shared * self.pool.page_size
 
     def _closure(self, seq: Sequence, page: int) -> int:
         """Positions whose tokens decide what the request's page of that number holds: its own and its last block's."""

@@ -13,6 +13,7 @@ from dlm.errors import UserError
 from dlm.inference.events import Event
 from dlm.serving.ask import Ask, refused
 from dlm.serving.choice import Choice
+from dlm.serving.lengths import chosen
 from dlm.serving.notes import Note, Wish
 from dlm.serving.refusal import Refusal, crowded
 from dlm.serving.runner import Channel, Cut
@@ -41,15 +42,21 @@ class Answer(Response):
 
     def __init__(self, server: "Server", ask: Ask, owner: str | None) -> None:
         super().__init__()
-        self.server, self.ask, self.owner = server, ask, owner
+        self.server, self.owner = server, owner
         self.limits = server.config.serve
-        self.choices = [Choice(server.lm, ask, number) for number in range(len(ask.decodings))]
-        self.shape = Shape(ask, server.config.served_name)
+        self._take(ask)
         self.started = False
         """Whether the status was sent."""
+        self.sent = 0.0
+        """When the last chunk of a stream was sent, on the loop's clock."""
         self.channel: Channel | None = None
         self.facts: dict[str, Any] = {}
         """For the log."""
+
+    def _take(self, ask: Ask) -> None:
+        self.ask = ask
+        self.choices = [Choice(self.server.lm, ask, number) for number in range(len(ask.decodings))]
+        self.shape = Shape(ask, self.server.config.served_name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; a client that leaves, or asked too much, ends its requests."""
@@ -98,6 +105,8 @@ class Answer(Response):
         """Submit, and wait for the first step: until then a refusal can still have its status."""
         channel = self.channel
         assert channel is not None
+        if self.ask.prompts:
+            self._take(await chosen(self.server, self.ask))
         try:
             await self._submit(channel)
         except UserError as error:
@@ -153,30 +162,32 @@ class Answer(Response):
                 first.append(self.shape.step(choice.number, choice.layout()))
             if (echo := choice.begin()).text:
                 first.append(self.shape.chunk(choice.number, echo))
-        if first:
-            await self._chunks(first, send)
-        news = self._news()
-        pending = asyncio.ensure_future(anext(news, None))
+        pinging = asyncio.ensure_future(self._ping(send))
         try:
-            while True:
-                done, _ = await asyncio.wait({pending}, timeout=SILENCE)
-                if not done:
-                    await send(_part(b": ping\n\n"))
-                    continue
-                if (chunks := pending.result()) is None:
-                    break
-                pending = asyncio.ensure_future(anext(news, None))
+            if first:
+                await self._chunks(first, send)
+            async for chunks in self._news():
                 if chunks:
                     await self._chunks(chunks, send)
+            await self._recorded()
         finally:
-            pending.cancel()
-        await self._recorded()
+            pinging.cancel()
         last = [self.shape.finish(choice) | self._echoed(choice) for choice in self.choices]
         options = self.ask.body.stream_options
         if options is not None and options.include_usage:
             last.append(self.shape.final(self.choices))
         await self._chunks(last, send, b"data: [DONE]\n\n")
         await send({"type": "http.response.body", "body": b""})
+
+    async def _ping(self, send: Send) -> None:
+        """A comment whenever nothing was sent for a while."""
+        clock = asyncio.get_running_loop().time
+        self.sent = clock()
+        while True:
+            await asyncio.sleep(max(0.0, self.sent + SILENCE - clock()))
+            if clock() - self.sent >= SILENCE:
+                self.sent = clock()
+                await send(_part(b": ping\n\n"))
 
     async def _news(self) -> AsyncIterator[list[dict[str, Any]]]:
         """Chunks for what is new, until all choices are done. Raises Refusal where a request fails."""
@@ -252,6 +263,7 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": body})
 
     async def _chunks(self, chunks: list[dict[str, Any]], send: Send, end: bytes = b"") -> None:
+        self.sent = asyncio.get_running_loop().time()
         await send(_part(b"".join(b"data: " + encoded(chunk) + b"\n\n" for chunk in chunks) + end))
 
     def _note_facts(self) -> None:

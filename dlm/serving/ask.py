@@ -12,6 +12,7 @@ from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.drafting.fitting import require_wanted
+from dlm.inference.lengths import at_longest
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import HOLE, parse_holes
 from dlm.inference.readers import HOLES, SAMPLER_READERS
@@ -45,6 +46,11 @@ class Ask:
     top: int | None
     """How many likeliest tokens are told; None: no log-probabilities."""
     prompt_tokens: int
+    sampler: SamplerConfig
+    prompts: Sequence[str] = ()
+    """Those with holes whose lengths are still to be chosen; their decodings have the longest."""
+    forwards: Sequence[int] = ()
+    """What that choice took, a choice."""
 
     @property
     def confidence(self) -> bool:
@@ -89,11 +95,8 @@ def _checked(lm: LM, config: ServeConfig, body: Common) -> Ask:
         )
     sampler = _sampler(lm, config, body, holes=kind != "text").model_copy(update={"seed": seed})
     make = continuations if kind == "text" else infillings
-    found = make(lm, prompts, sampler, where=WHERE)
-    decodings = [
-        replace(decoding, request=replace(decoding.request, request_id=f"{shared['id']}-{number}"))
-        for number, decoding in enumerate(found)
-    ]
+    longest = at_longest(prompts) if kind == "infill" else prompts
+    decodings = _numbered(make(lm, longest, sampler, where=WHERE), shared["id"])
     given = [len(d.request.ids) - sum(map(len, d.request.holes)) for d in decodings[:: body.n]]
     scored: list[list[Token]] = [[] for _ in decodings]
     if top is not None and isinstance(body, CompletionBody) and body.echo and kind == "text":
@@ -106,7 +109,24 @@ def _checked(lm: LM, config: ServeConfig, body: Common) -> Ask:
         scored=scored,
         kind=kind,
         prompt_tokens=sum(given),
+        sampler=sampler,
+        prompts=() if longest is prompts else prompts,
     )
+
+
+def with_lengths(lm: LM, ask: Ask, prompts: Sequence[str], forwards: Sequence[int]) -> Ask:
+    """The request with these prompts, whose holes have one length each, and the forwards that each took before."""
+    decodings = _numbered(infillings(lm, prompts, ask.sampler, where=WHERE), ask.id)
+    each = [nfe for nfe in forwards for _ in range(ask.body.n)]
+    return replace(ask, decodings=decodings, prompts=(), forwards=each)
+
+
+def _numbered(decodings: Sequence[Decoding], name: str) -> list[Decoding]:
+    """The same under the ids that a request's choices have."""
+    return [
+        replace(decoding, request=replace(decoding.request, request_id=f"{name}-{number}"))
+        for number, decoding in enumerate(decodings)
+    ]
 
 
 def _prompts(lm: LM, config: ServeConfig, body: Common) -> tuple[list[Any], list[str], str]:
@@ -148,9 +168,14 @@ def _holed(config: ServeConfig, body: CompletionBody, prompts: list[Any]) -> tup
     if body.cap is not None:
         why = "a hole's length stands in the prompt, as in [MASK:12]"
         raise Refusal(400, f"max_tokens ends a continuation, and {why}: leave max_tokens out", param="max_tokens")
+    most, ranges = config.serve.max_choices, 0
     for number, prompt in enumerate(prompts):
         pieces = parse_holes(prompt, f"prompt {number}")
         _within(config, sum(piece.most or piece.hole for piece in pieces), "prompt")
+        ranges += sum(piece.most > 0 for piece in pieces)
+    if ranges > most:
+        message = f"prompt has {ranges} holes of unknown length, and this server chooses {most} at most: ask in several requests"
+        raise Refusal(400, message, param="prompt")
     return prompts, [""] * len(prompts), "infill"
 
 

@@ -156,16 +156,24 @@ def answered(engine: "Engine", config: BatchConfig, rows: Sequence[dict[str, Any
     """The rows' answers, in order. A row that cannot be decoded has an error instead of a text."""
     shared = {name: getattr(config.sampler, name) for name in config.sampler.model_fields_set}
     found: list[dict[str, Any]] = [{"id": row["id"]} for row in rows]
-    places: dict[str, int] = {}
+    prompts: dict[int, Any] = {}
     for place, row in enumerate(rows):
         try:
-            places[_asked(engine, config, shared, row)] = place
+            prompts[place] = _prompt(engine, row)  # all of them first: the engine must be idle
+        except (UserError, TypeError) as error:
+            found[place]["error"] = str(error)
+    places: dict[str, int] = {}
+    for place, (prompt, forwards) in prompts.items():
+        try:
+            places[_submitted(engine, config, shared, rows[place], prompt)] = place
+            found[place] |= {"nfe": forwards} if forwards else {}
         except (UserError, TypeError) as error:
             found[place]["error"] = str(error)
     for event in engine.stream():
         entry = found[places[event.request_id]]
         if event.result is not None:
             result = event.result.to_dict()
+            result["nfe"] += entry.pop("nfe", 0)
             entry |= {name: result[name] for name in ("text", "finish_reason", "nfe", "holes") if name in result}
             entry |= {"tokens": len(event.result.tokens), "seed": seed_of(config, rows[places[event.request_id]])}
         elif event.error is not None:
@@ -173,10 +181,23 @@ def answered(engine: "Engine", config: BatchConfig, rows: Sequence[dict[str, Any
     return found
 
 
-def _asked(engine: "Engine", config: BatchConfig, shared: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    from dlm.inference.prompts import parse_holes
+def _prompt(engine: "Engine", row: Mapping[str, Any]) -> tuple[Any, int]:
+    """A row's prompt, with one length for each hole, and the forwards that took."""
+    from dlm.inference.lengths import at_longest, settle
 
     prompt = row.get("messages") or row["prompt"]
+    if not isinstance(prompt, str) or at_longest(prompt) is prompt:
+        return prompt, 0
+    (prompt,), (forwards,) = settle(engine.lm, [prompt], lambda _: engine)
+    return prompt, forwards
+
+
+def _submitted(
+    engine: "Engine", config: BatchConfig, shared: Mapping[str, Any], row: Mapping[str, Any], prompt: Any
+) -> str:
+    """The id of a row's request."""
+    from dlm.inference.prompts import parse_holes
+
     own = row.get("sampler") or {}
     if not isinstance(own, Mapping):
         raise UserError(f"sampler = {str(own)[:60]}: must be an object of settings")

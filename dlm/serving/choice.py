@@ -1,6 +1,7 @@
 """One answer of a request as it grows: its text from the engine's events, cut where the request says."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,12 @@ class Choice:
     result: Generation | None = None
     times: Times = field(default_factory=Times)
     nfe: int = 0
+    cached: int = 0
+    """Tokens of its prompt whose keys were there already."""
+    gaps: list[float] = field(default_factory=list)
+    """Seconds between its deltas."""
+    _last: float | None = None
+    """When the last one came."""
     _likeliest: dict[int, Sequence[tuple[int, float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,7 +79,7 @@ class Choice:
             self.result, self.nfe = event.result, event.result.nfe
         if self.done:
             return Delta()
-        self.times = event.times
+        self.times, self.cached = event.times, event.cached
         if self.ask.kind != "text":
             return self._whole(event)
         return self._part(event) if self._cut is None else self._capped(event, self._cut)
@@ -122,6 +129,10 @@ class Choice:
         return (kept, text[: min(places)], "stop") if places else (kept, text, reason)
 
     def _add(self, text: str, ids: Sequence[int], tokens: Sequence[Token], reason: str | None) -> Delta:
+        if text:
+            now = time.monotonic()
+            self.gaps += [] if self._last is None else [now - self._last]
+            self._last = now
         self.text += text
         self.tokens += ids
         self.told += tokens
@@ -175,7 +186,8 @@ class Choice:
         """What we tell beside OpenAI's fields."""
         request, times = self.decoding.request, self.times
         spans = {"queue_ms": times.started, "first_ms": times.first_block}
-        facts: dict[str, Any] = {"nfe": self.nfe, "tpf": round(len(self.tokens) / max(self.nfe, 1), 4)}
+        nfe = self.nfe + (self.ask.forwards[self.number] if self.ask.forwards else 0)
+        facts: dict[str, Any] = {"nfe": nfe, "tpf": round(len(self.tokens) / max(nfe, 1), 4)}
         facts |= {"seed": request.seed, "sample": request.sample}
         facts |= {
             name: None if at is None else round(1000 * max(0.0, at - times.queued), 3) for name, at in spans.items()

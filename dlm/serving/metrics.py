@@ -39,6 +39,8 @@ class Metrics:
                 self.queue.observe(max(0.0, times.started - times.queued))
             if times.first_block is not None:
                 self.first.observe(max(0.0, times.first_block - times.queued))
+            for gap in choice.gaps:
+                self.between.observe(gap)
             if choice.nfe:
                 self.tpf.observe(len(choice.tokens) / choice.nfe)
             self.whole.observe(seconds)

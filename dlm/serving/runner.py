@@ -10,7 +10,7 @@ from typing import Any
 from dlm.errors import UserError
 from dlm.inference.decoding import Decoding
 from dlm.inference.engine import Engine, Full
-from dlm.inference.events import Event, Stats
+from dlm.inference.events import Event, Log, Stats
 from dlm.serving.notes import Note, Notes, Wish
 from dlm.serving.refusal import crowded
 
@@ -141,7 +141,7 @@ class Runner:
             for decoding in decodings:
                 name = decoding.request.request_id
                 self.notes.wishes[name] = wish
-                self.engine.submit(decoding, confidence=confidence)
+                self.engine.submit(decoding, confidence=confidence, log=Log(kept=False))
                 done.append(name)
         except Full as error:
             self._cancel(done)
@@ -190,7 +190,6 @@ class Runner:
             if not self.engine.has_work:
                 self._wake.wait(IDLE)
                 continue
-            self.engine.batch.ended.clear()  # nobody here asks late
             try:
                 self._told.extend((event.request_id, event) for event in self.engine.step())
                 self.failures = 0
@@ -198,16 +197,12 @@ class Runner:
                 self.failures += 1
                 self.said(error)
                 with suppress(Exception):  # the events of those that ended with the step
-                    self._told.extend((event.request_id, event) for event in self._rest())
+                    self._told.extend((event.request_id, event) for event in self.engine.news())
                 if self.failures >= self.max_failures:
                     self._deliver()
                     self.fatal(error)
                     return
             self._deliver()
-
-    def _rest(self) -> list[Event]:
-        news = self.engine.batch.news
-        return [news.popleft() for _ in range(len(news))]
 
     def _note(self, name: str, note: Note) -> None:
         self._told.append((name, note))
@@ -215,7 +210,7 @@ class Runner:
     def _deliver(self) -> None:
         """Hand what was told to the loops of those who wait for it, once a loop and step."""
         told, self._told = self._told, []
-        begun = [name for name in list(self.fresh) if self._has_begun(name)]
+        begun = [name for name in list(self.fresh) if self.engine.has_begun(name)]  # the loop's thread adds to it
         packets: dict[asyncio.AbstractEventLoop, dict[Channel, list[tuple[str, Event | Note]]]] = {}
         for name, item in told:
             if (channel := self.channels.get(name)) is not None:
@@ -227,10 +222,6 @@ class Runner:
         for loop in {*packets, *started}:
             with suppress(RuntimeError):  # that loop has ended
                 loop.call_soon_threadsafe(self._hand_out, packets.get(loop, {}), started.get(loop, []))
-
-    def _has_begun(self, name: str) -> bool:
-        seq = self.engine.batch.sequences.get(name)
-        return seq is not None and seq.begun
 
     def _hand_out(self, packets: dict[Channel, list[tuple[str, "Event | Note"]]], begun: list[str]) -> None:
         for name in begun:

@@ -59,7 +59,13 @@ class Shape:
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Tokens given and written; those after end-of-text do not count."""
         given, written = self.ask.prompt_tokens, sum(len(choice.tokens) for choice in choices)
-        return {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}
+        cached = sum(choice.cached for choice in choices[:: self.ask.body.n])
+        return {
+            "prompt_tokens": given,
+            "completion_tokens": written,
+            "total_tokens": given + written,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = self._logprobs(choice.number, choice.told)

@@ -3,6 +3,7 @@ import io
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -35,6 +36,24 @@ def test_ids_and_names(tokenizer):
     assert 1 not in tokenizer.encode("a[MASK]b", special=False)
     assert tokenizer.decode([1, 0, 1]) == ""
     assert tokenizer.decode([1, 0], skip_special=False) == "[MASK]<|endoftext|>"
+
+
+def test_threads_do_not_read_each_others_marks(tokenizer):
+    """Half of them read "[MASK]" as the token, half as text, all at once."""
+    text, interval = "a[MASK]b", sys.getswitchinterval()
+    expected = [tokenizer.encode(text, special=bool(kind)) for kind in range(2)]
+    assert expected[0] != expected[1]
+
+    def encode(number: int) -> bool:
+        kind = number % 2
+        return all(tokenizer.encode(text, special=bool(kind)) == expected[kind] for _ in range(400))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(encode, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_mask_is_added_behind_the_last_token_and_survives_saving(tokenizer, tmp_path):

@@ -57,9 +57,11 @@ def test_whole_and_streamed_are_what_generate_gives(family, body, request):
     assert (choice["text"], choice["finish_reason"]) == (text, reason)
     assert streamed(chunks) == text
     assert chunks[-2]["choices"][0]["finish_reason"] == reason
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == answer["usage"]
-    given = len(lm.encode(WORDS[2]))
-    assert answer["usage"] == {
+    assert chunks[-1]["choices"] == []
+    given, usages = len(lm.encode(WORDS[2])), (answer["usage"], chunks[-1]["usage"])
+    for usage in usages:
+        assert usage.pop("prompt_tokens_details")["cached_tokens"] <= given
+    assert usages[0] == usages[1] == {
         "prompt_tokens": given,
         "completion_tokens": len(tokens),
         "total_tokens": given + len(tokens),
@@ -107,6 +109,31 @@ def test_holes_are_filled_as_infill_does(diffusion):
     assert answer["usage"]["prompt_tokens"] == 5 and answer["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 0.7, "seed": 6}], ids=str)
+def test_lengths_of_holes_are_chosen_as_infill_does(diffusion, more):
+    """Also where other requests are decoded in the same forwards, and where it may wait for its turn."""
+    lm, prompts = diffusion.server.lm, ["ab[MASK:2-6]cd[MASK:1-30]e", "x[MASK:3]y[MASK:1-4]"]
+    own = {name: value for name, value in more.items() if name != "n"}
+    expected = dlm.infill(lm, prompts, num_samples=more.get("n", 1), **own)
+    body = {"prompt": prompts, "infill": True, **more}
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(diffusion.text, {"prompt": "abc", "max_tokens": 40, "seed": n}) for n in range(2)]
+        answer, chunks = diffusion.post(body).json(), diffusion.chunks({**body, "stream_mode": "denoise"})
+        assert all(other.result() for other in others)
+    assert [choice["text"] for choice in answer["choices"]] == [result.text for result in expected]
+    facts = answer["dlm"]["choices"]
+    assert [fact["nfe"] for fact in facts] == [result.nfe for result in expected]
+    assert [fact["holes"] for fact in facts] == [result.holes for result in expected]
+    assert answer["usage"]["completion_tokens"] == sum(len(result.tokens) for result in expected)
+    for number, result in enumerate(expected):
+        assert streamed(chunks, number) == result.text
+        layout = next(c["dlm"] for c in chunks if c["choices"][0]["index"] == number and "prompt_tokens" in c["dlm"])
+        assert sum(end - start for start, end in layout["holes"]) == len(result.tokens)
+    with live(config(engine={"max_num_requests": 2}, serve={"max_waiting": 40}), lm) as running:
+        assert running.text({"prompt": prompts[0], "infill": True, **own}) == expected[0].text
+        assert running.settled()
+
+
 def test_a_suffix_gives_the_middle(diffusion):
     lm = diffusion.server.lm
     expected = dlm.infill(lm, ["ab[MASK:5]\\[MASK]cd"], temperature=1.0, seed=1)[0]
@@ -116,6 +143,19 @@ def test_a_suffix_gives_the_middle(diffusion):
     assert cut["choices"][0]["text"] == lm.decode(expected.tokens[:2]) and cut["usage"]["completion_tokens"] == 2
     stop = expected.holes[0][1]
     assert diffusion.text({**body, "stop": stop}) == expected.holes[0].partition(stop)[0]
+
+
+def test_cached_tokens_are_those_of_whole_pages_that_were_there():
+    lm, prompt = model("llama"), "abcdefghij" * 4
+    with live(config(engine={"page_size": 16}), lm) as running:
+
+        def cached(prompt: str | list[str], **more) -> int:
+            usage = running.post({"prompt": prompt, "max_tokens": 2, **more}).json()["usage"]
+            return usage["prompt_tokens_details"]["cached_tokens"]
+
+        assert len(lm.encode(prompt)) == 40
+        assert [cached(prompt), cached(prompt), cached(f"{prompt[:20]}other"), cached("z" + prompt)] == [0, 32, 16, 0]
+        assert cached([prompt, prompt], n=2, temperature=1.0) == 64
 
 
 def test_answers_are_numbered(diffusion):

@@ -41,7 +41,8 @@ ROWS = [
     {"messages": [{"role": "user", "content": "hi"}], "id": "chat"},
     {"prompt": [1, 2, 3], "seed": 7, "sampler": {"gen_length": 12}},
     {"prompt": "wrong", "sampler": {"threshold": 0.5}},
-    *({"prompt": f"row {number}"} for number in range(6)),
+    {"prompt": "a[MASK:2-5]b", "seed": 1},
+    *({"prompt": f"row {number}"} for number in range(5)),
 ]
 
 
@@ -59,6 +60,8 @@ def test_rows_are_answered_as_generate_does(tmp_path, lm):
     assert (found[1]["text"], found[1]["holes"]) == (filled.text, filled.holes)
     chat = dlm.generate(lm, ROWS[2]["messages"], gen_length=8, seed=seeds[2], **settings)[0]
     assert found[2]["text"] == chat.text
+    chosen = dlm.infill(lm, ["a[MASK:2-5]b"], seed=1, **settings)[0]
+    assert (found[5]["text"], found[5]["holes"], found[5]["nfe"]) == (chosen.text, chosen.holes, chosen.nfe)
     assert found[3]["text"] == dlm.generate(lm, [[1, 2, 3]], gen_length=12, seed=7, **settings)[0].text
 
 

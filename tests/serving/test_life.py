@@ -227,13 +227,16 @@ def test_the_log_tells_no_text_unless_asked():
 
 def test_metrics_count():
     with live() as running:
-        for _ in range(3):
-            running.post({"prompt": "a", "max_tokens": 4})
+        gaps = 0
+        for seed in range(3):
+            body = {"prompt": "a", "max_tokens": 4, "block_length": 1, "temperature": 1.0, "seed": seed}
+            gaps += sum(bool(chunk["choices"][0]["text"]) for chunk in running.chunks(body)) - 1
         running.post({"prompt": "a", "max_tokens": 0})
         lines = running.client.get("/metrics").text.splitlines()
         counts = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if name[0] != "#"}
         assert counts['dlm_requests_total{status="200"}'] == 3 and counts['dlm_requests_total{status="400"}'] == 1
         assert counts["dlm_tokens_total"] == 12 == counts["dlm_forwards_total"]
+        assert counts["dlm_delta_seconds_count"] == gaps > 0
         assert counts["dlm_queue_seconds_count"] == counts["dlm_first_block_seconds_count"] == 3
         assert counts['dlm_pages{state="used"}'] == counts["dlm_running"] == counts["dlm_waiting"] == 0
 

@@ -74,6 +74,7 @@ BAD: list[tuple[str, str, dict, int, str | None, str]] = [
     ("POST", "/v1/completions", {"prompt": "a", "suffix": "b", "infill": True}, 400, "infill", "two ways"),
     ("POST", "/v1/completions", {"prompt": "a", "infill": True}, 400, None, "no hole to fill"),
     ("POST", "/v1/completions", {"prompt": "a[MASK:0]", "infill": True}, 400, None, "a number from 1 to"),
+    ("POST", "/v1/completions", {"prompt": "[MASK:1-2]." * 65, "infill": True}, 400, "prompt", "of unknown length"),
     ("POST", "/v1/completions", {"prompt": "[MASK:60000]" * 99, "infill": True}, 400, "prompt", "gives 4096 at most"),
     (
         "POST",
@@ -161,7 +162,7 @@ values = st.recursive(
     | st.integers(-5, 2**70)
     | st.floats()
     | st.text(max_size=6)
-    | st.sampled_from(["auto", "a[MASK:2]"]),
+    | st.sampled_from(["auto", "a[MASK:1-3]"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
     max_leaves=4,
 )

@@ -91,7 +91,7 @@ def test_a_killed_replica_cuts_its_stream_alone(url):
         except httpx.HTTPError:
             cut = True  # Ray's proxy ends the connection: no client takes this for a whole answer
         assert cut
-        end = time.monotonic() + 240
+        end = time.monotonic() + 600
         while time.monotonic() < end:
             answer = client.post("/v1/completions", json={**BODY, "seed": 1})
             if answer.status_code == 200:
@@ -118,18 +118,18 @@ def test_a_killed_job_goes_on(tmp_path):
     common += ["--sampler.gen_length", "16", "--sampler.temperature", "1.0"]
     fanned = [*common, "--output", str(tmp_path / "out"), "--actors", "2", "--ray.num_cpus", "0.5"]
     with subprocess.Popen(fanned, stderr=subprocess.DEVNULL) as first:
-        end = time.monotonic() + 240
+        end = time.monotonic() + 600
         while time.monotonic() < end and len(list((tmp_path / "out").glob("part-*.jsonl"))) < 2:
             time.sleep(0.1)
         first.kill()
     time.sleep(5)  # its actors end with it
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("part-*.jsonl")}
     assert 2 <= len(before) < 10
-    subprocess.run(fanned, check=True, timeout=400)
+    subprocess.run(fanned, check=True, timeout=900)
     files = sorted((tmp_path / "out").glob("part-*.jsonl"))
     assert all(file.stat().st_mtime_ns == before.get(file.name, file.stat().st_mtime_ns) for file in files)
     found = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert [row["id"] for row in found] == [row["id"] for row in rows]
-    subprocess.run([*common, "--output", str(tmp_path / "alone")], check=True, timeout=400)
+    subprocess.run([*common, "--output", str(tmp_path / "alone")], check=True, timeout=900)
     alone = sorted((tmp_path / "alone").glob("part-*.jsonl"))
     assert [file.read_text() for file in files] == [file.read_text() for file in alone]
