@@ -207,17 +207,13 @@ KINDS = {"causal": "causal", "block_causal": "block"}
 
 def plot(results: list[dict[str, Any]], file: Path) -> None:
     """Solved puzzles against tokens a forward pass, a line a rule."""
-    from dlm.bench.finding import Point
-    from dlm.bench.plot import draw
+    from dlm.evaluation.suite.plot import draw
 
-    points = []
-    for result in results:
-        where = {"panel": "puzzles solved", "facet": "whole", "kind": "none", "label": result["decoding"]}
-        where |= {"series": result["decoding"].split(" ")[0], "tpf": result["tpf"]}
-        points.append(
-            Point(**where, quality=result["solved"]["rate"], **{k: result["solved"][k] for k in ("low", "high")})
-        )
-    draw(points, file)
+    runs = [
+        {"model": "sudoku", "task": "puzzles", "decoding": found["decoding"], "measure": "solved", "metrics": found}
+        for found in results
+    ]
+    draw({"runs": runs}, file)
     print(f"written: {file}")
 
 
