@@ -1,4 +1,4 @@
-"""`dlm-bench`: measure decoding, load, quality, training, tokenizers and servers."""
+"""`dlm-bench`: measure decoding, load, training, tokenizers and servers."""
 
 import sys
 from collections.abc import Sequence
@@ -6,19 +6,18 @@ from functools import partial
 
 from dlm.bench.config import BenchConfig
 from dlm.bench.run import SUBCOMMANDS, measure, wanted
-from dlm.errors import UserError
 
 from .flags import Flag, model_flag
 from .options import Command, Options, Subcommands, run_subcommand
 
 WIDTH = 200
-MODEL_KEYS = {"quality": "quality.models", "tokenizer": "tokenizer.path"}
+MODEL_KEYS = {"tokenizer": "tokenizer.path"}
 """What --model means to a subcommand, where it is not model.name."""
 
 SUMMARY = (
     "Measure: dlm-bench [SUBCOMMAND] [OPTION]…, where SUBCOMMAND is one of "
     f"{', '.join(SUBCOMMANDS)}; without one, all sections that the config has. infer: a dataset's questions answered "
-    "by the engine and by plain decoding, and traffic where there is a [load]; serve: a server's latencies. Prints tables, writes JSON, draws a plot."
+    "by the engine and by plain decoding, and traffic where there is a [load]; serve: a server's latencies. Prints tables and writes JSON. Quality against speed: dlm-eval."
 )
 
 FLAGS = (
@@ -68,13 +67,6 @@ def _work(config: BenchConfig, options: Options, subcommand: str | None) -> None
         report.add(finding)  # after it was shown: a full disk may keep it from the file
     if report.file is not None:
         print(f"written: {report.file}", file=sys.stderr)
-    try:
-        picture = report.plot()
-    except UserError as error:  # an optional extra is missing: everything else is there
-        print(f"dlm-bench: {error}", file=sys.stderr)
-    else:
-        if picture is not None:
-            print(f"written: {picture}", file=sys.stderr)
 
 
 def _say(line: str) -> None:

@@ -41,7 +41,8 @@ def _work(config: EvalConfig, options: Options) -> int:
 
 def _evaluate(config: EvalConfig) -> dict:
     from dlm.atomic import write_text
-    from dlm.evaluation.suite.report import draw, table
+    from dlm.evaluation.suite.plot import draw
+    from dlm.evaluation.suite.report import table
     from dlm.evaluation.suite.run import evaluate_all
 
     values = evaluate_all(config, _say).values

@@ -1,4 +1,4 @@
-"""What users measure with `dlm-bench`: decoding, load, quality, training, tokenizers."""
+"""What users measure with `dlm-bench`: decoding, load, training, tokenizers."""
 
 import lazy_loader
 

@@ -5,10 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dlm.diffusion.unmask import RULES
 from dlm.inference.config import EngineConfig, ModelSection, RuleName
-
-Cache = Literal["none", "prefix", "dual", "exact"]
 
 
 class Section(BaseModel):
@@ -88,43 +85,6 @@ class LoadSection(Section):
         return self
 
 
-class QualitySection(Section):
-    """[quality]: what more tokens a forward pass cost in quality, for every rule and strategy."""
-
-    models: tuple[Literal["sudoku", "pico"], ...] = Field(
-        default=("sudoku", "pico"), min_length=1, description="Bundled models whose answers can be judged."
-    )
-    sudoku: str = Field(default="sudoku", min_length=1, description="The Sudoku model: bundled name, folder or hub id.")
-    pico: str = Field(default="pico", min_length=1, description="The model of Python: bundled name, folder or hub id.")
-    puzzles: int = Field(default=100, ge=1, description="Held-out puzzles, each with one solution.")
-    cells: int = Field(default=9, ge=1, description="Empty cells of a puzzle that make a block.")
-    lines: int = Field(default=40, ge=1, description="Held-out lines to fill in, and as many texts to write on from.")
-    context: int = Field(default=96, ge=2, description="Tokens of each text that are shown.")
-    hole_block: int = Field(default=4, ge=1, description="Tokens of a line that make a block.")
-    gen_length: int = Field(default=32, ge=1, description="Tokens written after each text.")
-    block_length: int = Field(default=8, ge=1, description="Block of what is written.")
-    draws: int = Field(default=4, ge=1, description="Monte Carlo draws of the likelihood bound.")
-    caches: tuple[Cache, ...] = Field(
-        default=("none", "prefix", "dual"), min_length=1, description="Caches to compare."
-    )
-    strategies: tuple[Literal["whole", "block", "multi_block"], ...] = Field(
-        default=("whole", "block", "multi_block"),
-        min_length=1,
-        description="Strategies to compare; whole: no blocks, and no cache.",
-    )
-    rules: tuple[RuleName, ...] = Field(
-        default=tuple(RULES),
-        min_length=1,
-        description="Rules to compare, each at several settings.",
-    )
-    seed: int = Field(default=0, ge=0, description="Of puzzles, texts and random orders.")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> "QualitySection":
-        _whole_blocks("gen_length", self.gen_length, self.block_length)
-        return self
-
-
 class TrainBenchSection(Section):
     """[train]: steps of a training config, their speed and their share of the machine's."""
 
@@ -182,7 +142,6 @@ class OutputSection(Section):
     """[output]: where results go beside the tables."""
 
     file: Path | None = Field(default=Path("bench.json"), description="JSON of everything measured; none: no file.")
-    plot: bool = Field(default=True, description="Draw quality against TPF beside the JSON (needs the extra `plot`).")
     markdown: bool = Field(default=False, description="Write the tables as Markdown beside the JSON.")
 
 
@@ -193,7 +152,6 @@ class BenchConfig(Section):
     engine: EngineConfig = Field(default=EngineConfig(), description="The engine that is measured.")
     infer: InferSection | None = Field(default=None, description="Answers to questions.")
     load: LoadSection | None = Field(default=None, description="The same as traffic.")
-    quality: QualitySection | None = Field(default=None, description="Quality against TPF.")
     train: TrainBenchSection | None = Field(default=None, description="Training steps.")
     tokenizer: TokenizerBenchSection | None = Field(default=None, description="Text to tokens and back.")
     serve: ServeBenchSection | None = Field(default=None, description="Traffic over HTTP.")

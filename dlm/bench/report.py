@@ -1,4 +1,4 @@
-"""Results made visible: tables on the screen or in Markdown, one JSON file, one plot."""
+"""Results made visible: tables on the screen or in Markdown, and one JSON file."""
 
 import errno
 import json
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlm.atomic import write_text
 from dlm.bench.config import BenchConfig
-from dlm.bench.finding import Finding, Point, Table
-from dlm.bench.plot import draw
+from dlm.bench.finding import Finding, Table
 from dlm.errors import UserError
 from dlm.evaluation.table import markdown
 
@@ -26,16 +25,14 @@ class Report:
         self.file = config.output.file
         if self.file is not None:
             _check_writable(self.file)
-        self.draws, self.writes_tables = config.output.plot, config.output.markdown
+        self.writes_tables = config.output.markdown
         self.values: dict[str, Any] = {}
         self.head = {"machine": machine, "config": config.model_dump(mode="json", exclude_none=True)}
-        self.points: list[Point] = []
         self.tables: list[Table] = []
 
     def add(self, finding: Finding) -> None:
         """Add one measurement and write the file, and the tables beside it where the config says so."""
         self.values |= finding.values
-        self.points += finding.points
         self.tables += finding.tables
         if self.file is None:
             return
@@ -47,14 +44,6 @@ class Report:
                 write_text(file, text + "\n")
         except OSError as error:
             raise UserError(f"output.file = {self.file}: cannot be written: {error.strerror}") from None
-
-    def plot(self) -> Path | None:
-        """Draw the points beside the file; None where there is nothing to draw. Raises UserError without matplotlib."""
-        if not self.points or not self.draws or self.file is None:
-            return None
-        target = self.file.with_suffix(".png")
-        draw(self.points, target)
-        return target
 
 
 def _check_writable(file: Path) -> None:

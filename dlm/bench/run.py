@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from dlm.models.lm import LM
 
 SUBCOMMANDS = {
-    "infer": ("infer", "load", "quality"),
+    "infer": ("infer", "load"),
     "load": ("load",),
-    "quality": ("quality",),
     "train": ("train",),
     "tokenizer": ("tokenizer",),
     "serve": ("serve",),
@@ -65,7 +64,6 @@ def _section(module: str, with_model: bool = False) -> Callable[[BenchConfig, Sa
 SECTIONS = {
     "infer": _section("infer", with_model=True),
     "load": _section("traffic", with_model=True),
-    "quality": _section("quality"),
     "train": _section("train"),
     "tokenizer": _section("tokenizer"),
     "serve": _section("serve"),

@@ -1,15 +1,12 @@
 import json
-import sys
 
 import pytest
 import tomli
 
 from dlm.bench import run
-from dlm.bench.finding import Finding, Point, Table
+from dlm.bench.finding import Finding, Table
 from dlm.cli import bench
 from dlm.errors import UserError
-
-POINT = Point(panel="p", facet="f", series="s", kind="k", label="l", tpf=1.0, quality=1.0, low=1.0, high=1.0)
 
 
 @pytest.fixture
@@ -22,8 +19,7 @@ def command(monkeypatch, capsys, tmp_path):
             say(f"measuring {name}")
             seen[name] = config
             table = Table(title=name, headings={"a": "a"}, rows=[{"a": 1}])
-            points = [POINT] if name == "quality" else []
-            return Finding(values={name: {"done": True}}, tables=[table], points=points)
+            return Finding(values={name: {"done": True}}, tables=[table])
 
         return section
 
@@ -68,7 +64,7 @@ def test_sections_present_are_run(command, tmp_path):
 
 def test_the_shipped_config(command):
     seen = command("--config", "bench")[-1]
-    assert list(seen) == ["infer", "load", "quality", "train", "tokenizer"]
+    assert list(seen) == ["infer", "load", "train", "tokenizer"]
     seen = command("infer", "--config", "bench", "--num-samples", "20")[-1]
     assert seen["infer"].infer.num_samples == 20
 
@@ -77,14 +73,6 @@ def test_print_config_shows_what_the_flags_mean(command):
     status, out, _, seen = command("infer", "--num-samples", "7", "--print-config")
     assert (status, seen) == (0, {})
     assert tomli.loads(out)["infer"]["num_samples"] == 7
-
-
-def test_without_matplotlib_the_rest_is_there(command, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    status, out, err, _ = command("quality")
-    assert status == 0
-    assert "quality" in out and (tmp_path / "bench.json").exists()
-    assert "dlm-bench: the plot needs matplotlib: pip install 'dlm[plot]'" in err
 
 
 def test_an_earlier_result_survives_a_later_failure(command, tmp_path, monkeypatch):
@@ -101,7 +89,7 @@ def test_an_earlier_result_survives_a_later_failure(command, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "nothing to measure: say which (infer, load, quality, train, tokenizer, serve)"),
+        ([], "nothing to measure: say which (infer, load, train, tokenizer, serve)"),
         (["infr"], 'no such subcommand: "infr"; did you mean "infer"?'),
         (["infer", "train"], 'unexpected word "train"'),
         (["infer", "--num-samples", "x"], 'infer.num_samples = "x": expected an integer'),
@@ -113,7 +101,6 @@ def test_an_earlier_result_survives_a_later_failure(command, tmp_path, monkeypat
         (["infer", "--num-sample", "3"], 'unknown option --num-sample; did you mean "--num-samples"?'),
         (["infer", "--output", "none/b.json"], "output.file = none/b.json: no such folder: none"),
         (["load", "--load.rates", "[0.0]"], "rates = [0.0]: each must be above 0"),
-        (["quality", "--quality.gen_length", "10"], "gen_length = 10 is not a multiple of block_length = 8"),
     ],
 )
 def test_mistakes(command, argv, message):

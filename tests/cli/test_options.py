@@ -142,11 +142,6 @@ def test_every_command_that_loads_a_model_has_model(main, words, key, capsys):
     assert short == capsys.readouterr().out
 
 
-def test_the_models_of_a_measurement_of_quality(capsys):
-    assert bench.main(["quality", "--model", "pico", "--print-config"]) == 0
-    assert 'models = [\n    "pico",\n]' in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("argv", [[], ["--help"]], ids=str)
 def test_the_overview_names_every_subcommand(argv, capsys):
     assert main(argv) == 0

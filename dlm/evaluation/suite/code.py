@@ -10,7 +10,8 @@ from dlm.evaluation.lines import LineTask
 from dlm.evaluation.programs import Problem, mean_pass_at_k, read_problems
 from dlm.evaluation.rate import Rate
 from dlm.evaluation.suite.config import DecodingSection, TaskSection
-from dlm.evaluation.suite.trial import Record, Setting, Trial, effort, spent
+from dlm.evaluation.suite.decoded import Decoded, Recording, effort, spent
+from dlm.evaluation.suite.trial import Record, Setting
 
 if TYPE_CHECKING:
     from dlm.inference.decoding import Decoding
@@ -21,7 +22,7 @@ SHOWN = 3
 """Assertions of a problem that MBPP's prompt shows, and examples before it."""
 
 
-class Code(Trial):
+class Code(Decoded):
     """Programs written from a prompt; pass@k by the unbiased formula."""
 
     measure = "passed"
@@ -103,7 +104,7 @@ def _asked(problem: Problem) -> str:
     )
 
 
-class Infilling(Trial):
+class Infilling(Decoded):
     """Text between a prefix and a suffix: pass@1, exact, and exact but for blanks around it.
 
     With hole = "fixed" each problem is asked once for every length; figures are the lengths' mean, and each one's.
@@ -132,10 +133,10 @@ class Infilling(Trial):
         low, high = self.task.hole_range
         return self.task.hole == "unknown" and low < high
 
-    def decoding(self, number: int, way: DecodingSection) -> "list[Decoding]":
+    def decoding(self, number: int, way: DecodingSection, into: Recording | None = None) -> "list[Decoding]":
         """As ever; of a hole without a length only the settings are checked."""
         if not self.ranged:
-            return super().decoding(number, way)
+            return super().decoding(number, way, into)
         self.sampler(number, way)
         return []
 
@@ -143,16 +144,20 @@ class Infilling(Trial):
         problem, length = self.items[number]
         return problem.prompt, problem.solution, problem.tail, length
 
-    def answers(self, numbers: Sequence[int], way: DecodingSection) -> "list[list[Generation]]":
+    def answers(
+        self, numbers: Sequence[int], way: DecodingSection, into: Recording | None = None
+    ) -> "list[list[Generation]]":
         if not self.ranged:
-            return super().answers(numbers, way)
+            return super().answers(numbers, way, into)
         from dlm.inference.generation import fill_all
 
         config = self.setting.config.engine.with_cache(way.cache)
         found = []
         for number in numbers:  # each has its own settings
             sampler = self.sampler(number, way)
-            found.append(fill_all(self.lm, [self.prompt(number)], sampler, config))
+            ids = None if into is None else [into.name(self.names[number])]
+            trace = None if into is None else into.store
+            found.append(fill_all(self.lm, [self.prompt(number)], sampler, config, trace=trace, request_ids=ids))
         return found
 
     def judge(self, numbers: Sequence[int], answers: "Sequence[Sequence[Generation]]") -> list[Record]:

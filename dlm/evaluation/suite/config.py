@@ -144,6 +144,12 @@ class DecodingSection(SamplerConfig):
 
     name: str | None = Field(default=None, min_length=1, description="What tables call it; none: its settings.")
     cache: Cache = Field(default="auto", description="The engine's cache.")
+    draft: str = Field(
+        default="none",
+        min_length=1,
+        description='What guesses tokens that the model then checks: "none", "ngram", "self" (diffusion models), or a '
+        "draft's or a model's folder or hub id. Holes take none.",
+    )
     tokens_per_step: int | None = Field(
         default=None, ge=1, description="In place of steps: so many tokens of each item are decided a step."
     )
@@ -163,12 +169,25 @@ class DecodingSection(SamplerConfig):
         words = [str(given.pop("rule", self.rule))]
         words += [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in given.items()]
         words += [f"{self.tokens_per_step}/step"] if self.tokens_per_step else []
-        return " ".join(words + ([f"cache={self.cache}"] if self.cache != "auto" else []))
+        words += [
+            f"{name}={value}"
+            for name, value in self.way.items()
+            if name in ("cache", "draft") and value not in ("auto", "none")
+        ]
+        return " ".join(words)
+
+    @property
+    def way(self) -> dict[str, str]:
+        """What kind of decoding this is, apart from the rule's settings."""
+        return {name: str(getattr(self, name)) for name in ("rule", "strategy", "cache", "draft")}
 
     @model_validator(mode="after")
     def _reads_all(self) -> "DecodingSection":
         if (problem := unread(self, SAMPLER_READERS, judged(self, SAMPLER_READERS))) is not None:
             raise ValueError(problem)
+        for name in ("draft_length", "verify"):
+            if self.draft == "none" and name in self.model_fields_set:
+                raise ValueError(f"{name} = {getattr(self, name)} is only read with a draft, and there is none")
         if self.tokens_per_step is not None and "steps" in self.model_fields_set:
             raise ValueError(f"steps = {self.steps} and tokens_per_step = {self.tokens_per_step}: give one of them")
         return self
@@ -179,6 +198,11 @@ class OutputSection(Section):
 
     file: Path = Field(default=Path("eval.json"), description="JSON; beside it records, a Markdown table and plots.")
     plot: bool = Field(default=True, description="Draw plots beside it (needs the extra `plot`).")
+    traces: bool = Field(
+        default=False,
+        description="Record every denoising step in FILE.traces.db, under the run's and the item's names as in the records "
+        "(of tasks whose items the engine decodes: not lm_eval).",
+    )
 
 
 class EvalConfig(Section):

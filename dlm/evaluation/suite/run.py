@@ -18,8 +18,9 @@ from dlm.errors import UserError
 from dlm.evaluation.sandbox import Sandbox
 from dlm.evaluation.suite.compare import paired
 from dlm.evaluation.suite.config import DecodingSection, EvalConfig, TaskSection
+from dlm.evaluation.suite.decoded import Decoded, Recording
 from dlm.evaluation.suite.records import Records, plain
-from dlm.evaluation.suite.trial import Record, Setting, Trial
+from dlm.evaluation.suite.trial import Record, Setting, Trial, Whole
 from dlm.evaluation.suite.trials import TRIALS
 
 if TYPE_CHECKING:
@@ -42,101 +43,122 @@ class Results:
 
 def evaluate_all(config: EvalConfig, say: Say = lambda line: None) -> Results:
     """Run everything that is not done yet, and write the file. Raises UserError before anything is decoded."""
-    from dlm.models.loading import load
-
     if not config.task:
         raise UserError(
             "nothing to evaluate: give a --config with a [[task]], as in --config eval/pico, or --task FILE.py"
         )
     file = config.output.file
     _require_folder(file)
-    records = Records(file.with_suffix(".records.jsonl"))
-    runs: list[dict[str, Any]] = []
-    about: dict[str, Any] = {"models": {}, "data": {}}
-    seconds: dict[str, float] = {}
-    workers = config.eval.workers
-    try:
-        with Sandbox(workers, allow_unsandboxed=config.eval.allow_unsandboxed) as sandbox:
-            for name in config.eval.models:
-                lm = load(name, dtype=config.eval.dtype, device=config.eval.device)
-                about["models"][name] = facts_of(lm)
-                trials = [TRIALS[task.kind](lm, task, Setting(config=config, sandbox=sandbox)) for task in config.task]
-                for trial in trials:  # every mistake in the settings, before any work
-                    _check(trial, config)
-                for trial in trials:
-                    about["data"][trial.task.label] = {"digest": trial.digest(), "items": len(trial.names)}
-                    runs += _runs(config, name, lm, trial, about, records, seconds, say)
-    finally:
-        records.close()
-    values = plain({"config": settings_of(config), "about": {**about, "versions": versions()}, "runs": runs})
+    with Evaluation(config, say) as evaluation:
+        for name in config.eval.models:
+            evaluation.add(name)
+    about = {**evaluation.about, "versions": versions()}
+    values = plain({"config": settings_of(config), "about": about, "runs": evaluation.runs})
     write_text(file, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
-    write_text(file.with_suffix(".times.json"), json.dumps(seconds, indent=1, ensure_ascii=False) + "\n")
-    return Results(values, seconds)
+    write_text(file.with_suffix(".times.json"), json.dumps(evaluation.seconds, indent=1, ensure_ascii=False) + "\n")
+    return Results(values, evaluation.seconds)
 
 
-def _check(trial: Trial, config: EvalConfig) -> None:
-    if trial.names and trial.decodes and not hasattr(trial, "measured_with"):
-        for way in config.decodings():
-            trial.decoding(0, way)
+class Evaluation:
+    """What an evaluation has found so far, and the files and processes that it keeps open."""
 
+    def __init__(self, config: EvalConfig, say: Say) -> None:
+        self.config, self.say = config, say
+        self.about: dict[str, Any] = {"models": {}, "data": {}}
+        self.runs: list[dict[str, Any]] = []
+        self.seconds: dict[str, float] = {}
+        file = config.output.file
+        self.records = Records(file.with_suffix(".records.jsonl"))
+        self.sandbox = Sandbox(config.eval.workers, allow_unsandboxed=config.eval.allow_unsandboxed)
+        self.store = None
+        if config.output.traces:
+            from dlm.trace import TraceStore
 
-def _runs(
-    config: EvalConfig,
-    model: str,
-    lm: "LM",
-    trial: Trial,
-    about: dict[str, Any],
-    records: Records,
-    seconds: dict[str, float],
-    say: Say,
-) -> list[dict[str, Any]]:
-    """A task under each decoding, compared with the reference."""
-    ways = config.decodings() if trial.decodes else [NONE]
-    found: list[tuple[DecodingSection, list[Record]]] = []
-    for way in ways:
-        key = {"model": about["models"][model], "seed": config.eval.seed}
-        key |= {"task": _facts(trial.task), "decoding": _facts(way), "engine": _engine(config)}
+            self.store = TraceStore(file.with_suffix(".traces.db"), overwrite=True)
+
+    def __enter__(self) -> "Evaluation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sandbox.close()
+        self.records.close()
+        if self.store is not None:
+            self.store.close()
+
+    def add(self, model: str) -> None:
+        """All tasks and decodings of one model; every mistake in the settings is said before any work."""
+        from dlm.models.loading import load
+
+        config = self.config
+        lm = load(model, dtype=config.eval.dtype, device=config.eval.device)
+        self.about["models"][model] = facts_of(lm)
+        setting = Setting(config=config, sandbox=self.sandbox)
+        trials = [TRIALS[task.kind](lm, task, setting) for task in config.task]
+        for trial in trials:
+            for way in config.decodings() if trial.decodes else ():
+                trial.check(way)
+        for trial in trials:
+            self.about["data"][trial.task.label] = {"digest": trial.digest(), "items": len(trial.names)}
+            self.runs += self._rows(model, trial)
+
+    def _rows(self, model: str, trial: Trial) -> list[dict[str, Any]]:
+        """A task under each decoding, compared with the reference."""
+        ways = self.config.decodings() if trial.decodes else [NONE]
+        found = [(way, self._records_of(model, trial, way)) for way in ways]
+        names, seed = [way.label for way in ways], self.config.eval.seed
+        reference = self.config.eval.reference if self.config.eval.reference in names else names[0]
+        base = found[names.index(reference)][1]
+        rows = []
+        for way, done in found:
+            row = {"model": model, "task": trial.task.label, "kind": trial.task.kind, "decoding": way.label}
+            row |= {"way": way.way} if trial.decodes else {}
+            row |= {"items": len(done), "measure": trial.measure, "metrics": trial.summary(done)}
+            if isinstance(trial, Decoded) and done and way.label != reference:
+                compared = paired([trial.value(r) for r in done], [trial.value(r) for r in base], seed)
+                row["against"] = {"reference": reference, **compared}
+            rows.append(row)
+        return rows
+
+    def _records_of(self, model: str, trial: Trial, way: DecodingSection) -> list[Record]:
+        """A run's records: those of an earlier attempt, and the rest made now."""
+        key = {"model": self.about["models"][model], "seed": self.config.eval.seed}
+        key |= {"task": _facts(trial.task), "decoding": _facts(way), "engine": _engine(self.config)}
         run = blake2b(json.dumps(plain(key), sort_keys=True).encode(), digest_size=8).hexdigest()
-        started = time.perf_counter()
-        label = f"{model} · {trial.task.label} · {way.label}"
-        done = _measured(trial, way, run, records, config.eval.batch_size, lambda line, l=label: say(f"{l}: {line}"))
-        seconds[label] = time.perf_counter() - started
-        found.append((way, done))
-    names = [way.label for way, _ in found]
-    reference = config.eval.reference if config.eval.reference in names else names[0]
-    base = found[names.index(reference)][1]
-    rows = []
-    for way, done in found:
-        row = {"model": model, "task": trial.task.label, "kind": trial.task.kind, "decoding": way.label}
-        row |= {"items": len(done), "measure": trial.measure, "metrics": trial.summary(done)}
-        if trial.decodes and way.label != reference and trial.measure in (done[0] if done else {}):
-            compared = paired([trial.value(r) for r in done], [trial.value(r) for r in base], config.eval.seed)
-            row["against"] = {"reference": reference, **compared}
-        rows.append(row)
-    return rows
+        label, started = f"{model} · {trial.task.label} · {way.label}", time.perf_counter()
 
+        def say(line: str) -> None:
+            self.say(f"{label}: {line}")
 
-def _measured(trial: Trial, way: DecodingSection, run: str, records: Records, size: int, say: Say) -> list[Record]:
-    """The records of a run: those of an earlier attempt, and the rest made now."""
-    measured = getattr(trial, "measured", None)
-    if measured is not None or hasattr(trial, "measured_with"):
-        data = trial.digest()
+        try:
+            if isinstance(trial, Whole):
+                return self._whole(trial, way, run, say)
+            assert isinstance(trial, Decoded)
+            return self._decoded(trial, way, run, say)
+        finally:
+            self.seconds[label] = time.perf_counter() - started
+
+    def _whole(self, trial: Whole, way: DecodingSection, run: str, say: Say) -> list[Record]:
+        records, data = self.records, trial.digest()
         if (listed := records.of(run, data, "all items")) is None:
             say("measuring")
-            items = [measured()] if measured is not None else trial.measured_with(way)  # type: ignore[attr-defined]
+            items = trial.measured(way)
             listed = {"item": "all items", "names": [record["item"] for record in items]}
             records.add(run, [data] * (len(items) + 1), [*items, listed])
-        found = [records.of(run, data, name) for name in listed["names"]]
-        return [record for record in found if record is not None]
-    data = [trial.digest_of(number) for number in range(len(trial.names))]
-    items = list(zip(data, trial.names, strict=True))
-    todo = [number for number, (digest, name) in enumerate(items) if records.of(run, digest, name) is None]
-    for start in range(0, len(todo), size):
-        numbers = todo[start : start + size]
-        records.add(run, [data[number] for number in numbers], trial.judge(numbers, trial.answers(numbers, way)))
-        say(f"{len(items) - len(todo) + start + len(numbers)} of {len(items)}")
-    found = [records.of(run, digest, name) for digest, name in items]
-    return [record for record in found if record is not None]
+        return [record for name in listed["names"] if (record := records.of(run, data, name)) is not None]
+
+    def _decoded(self, trial: Decoded, way: DecodingSection, run: str, say: Say) -> list[Record]:
+        records, size = self.records, self.config.eval.batch_size
+        into = None if self.store is None else Recording(store=self.store, run=run)
+        items = [(trial.digest_of(number), name) for number, name in enumerate(trial.names)]
+        todo = [number for number, (digest, name) in enumerate(items) if records.of(run, digest, name) is None]
+        for start in range(0, len(todo), size):
+            numbers = todo[start : start + size]
+            made = trial.judge(numbers, trial.answers(numbers, way, into))
+            if self.store is not None:
+                self.store.flush()  # no record without its trace
+            records.add(run, [items[number][0] for number in numbers], made)
+            say(f"{len(items) - len(todo) + start + len(numbers)} of {len(items)}")
+        return [record for digest, name in items if (record := records.of(run, digest, name)) is not None]
 
 
 def _facts(section: TaskSection | DecodingSection) -> dict[str, Any]:

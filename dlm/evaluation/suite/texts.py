@@ -7,7 +7,8 @@ import numpy as np
 
 from dlm.errors import UserError
 from dlm.evaluation.suite.config import TaskSection
-from dlm.evaluation.suite.trial import Record, Setting, Trial, effort, spent
+from dlm.evaluation.suite.decoded import Decoded, effort, spent
+from dlm.evaluation.suite.trial import Record, Setting
 
 if TYPE_CHECKING:
     from dlm.evaluation.task import Question, Task
@@ -18,7 +19,7 @@ PUZZLES, LINES, QUESTIONS = 1000, 250, 100
 """Items of a task that makes its own, without a limit."""
 
 
-class Sudoku(Trial):
+class Sudoku(Decoded):
     """Held-out puzzles, solved by infilling: right when every cell is."""
 
     infill, measure = True, "solved"
@@ -65,7 +66,7 @@ class Sudoku(Trial):
         return {**super().summary(records), "cells_right": right / cells}
 
 
-class Lines(Trial):
+class Lines(Decoded):
     """Lines of held-out files of Python's standard library, filled in between what stands around them."""
 
     infill, measure = True, "exact"
@@ -108,7 +109,7 @@ class Lines(Trial):
         return rates | effort(records)
 
 
-class Questions(Trial):
+class Questions(Decoded):
     """Questions with answers that a grader reads: rows of a file (BlockInfer's 200), or a task's own."""
 
     def __init__(self, lm: "LM", task: TaskSection, setting: Setting) -> None:

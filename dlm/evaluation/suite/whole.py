@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
-from dlm.evaluation.suite.config import TaskSection
-from dlm.evaluation.suite.trial import Record, Setting, Trial, data_digest, effort, spent
+from dlm.evaluation.suite.config import DecodingSection, TaskSection
+from dlm.evaluation.suite.decoded import Decoded, effort, spent
+from dlm.evaluation.suite.trial import Record, Setting, Whole, data_digest
 
 if TYPE_CHECKING:
     from dlm.data.config import DataConfig
@@ -26,7 +27,7 @@ def _data(task: TaskSection) -> "DataConfig":
     return STDLIB if task.data is None else DataConfig(source="text", paths=(task.data,))
 
 
-class Bound(Trial):
+class Bound(Whole):
     """What held-out text costs, in bits a byte; an item is a sequence of `length` tokens."""
 
     decodes, measure = False, "bits_per_byte"
@@ -39,7 +40,7 @@ class Bound(Trial):
         data = "stdlib" if self.task.data is None else data_digest(self.task.data)
         return data, self.setting.limit(self.task)
 
-    def measured(self) -> Record:
+    def measured(self, way: DecodingSection) -> list[Record]:
         """The one record of it all."""
         from dlm.evaluation.bound import measure_bound
 
@@ -49,13 +50,13 @@ class Bound(Trial):
             self.lm, _data(self.task), length=length, sequences=count, draws=self.task.draws, seed=self.setting.seed
         ).to_dict()
         found.pop("seconds")
-        return {"item": "all", **found}
+        return [{"item": "all", **found}]
 
     def summary(self, records: Sequence[Record]) -> dict[str, Any]:
         return {name: value for name, value in records[0].items() if name != "item"}
 
 
-class Perplexity(Trial):
+class Perplexity(Decoded):
     """Held-out texts written on, and how surprising a causal checkpoint finds that; beside it the entropy of its tokens.
 
     Repetition lowers both: a low perplexity with a low entropy says nothing good.
@@ -127,7 +128,7 @@ def entropy(tokens: Sequence[int]) -> float:
     return sum(-c / len(tokens) * math.log(c / len(tokens)) for c in counts) if tokens else 0.0
 
 
-class LmEval(Trial):
+class LmEval(Whole):
     """Tasks of lm-eval, by its own prompts, filters and metrics; the errors of likelihoods stand beside them."""
 
     def __init__(self, lm: "LM", task: TaskSection, setting: Setting) -> None:
@@ -138,7 +139,7 @@ class LmEval(Trial):
         own = None if self.task.include is None else data_digest(self.task.include)
         return self.task.tasks, self.task.shots, self.task.chat, own, self.setting.limit(self.task)
 
-    def measured_with(self, way: Any) -> list[Record]:
+    def measured(self, way: DecodingSection) -> list[Record]:
         """One record a task, with what lm-eval's results say of it and its samples."""
         try:
             import lm_eval

@@ -151,6 +151,45 @@ def test_other_settings_are_other_runs(tmp_path, tiny):
     assert len(done) == 2 and len((tmp_path / "out.records.jsonl").read_text().splitlines()) == before == 4
 
 
+def causal(monkeypatch):
+    lm = text_lm(seed=1, model_type="qwen3", attention="causal", shifted_logits=True)
+    monkeypatch.setattr("dlm.models.loading.load", lambda name, **_: lm)
+    return lm
+
+
+def test_a_sweep_over_drafts_writes_the_same_texts(tmp_path, monkeypatch):
+    causal(monkeypatch)
+    questions = [{"question": "ab" * 9 + str(i), "answer": "1", "source": "gsm8k"} for i in range(3)]
+    task = {"kind": "questions", "data": rows(tmp_path / "q.jsonl", questions), "gen_length": 16}
+    values = {"eval": {"models": ["tiny"], "workers": 1}, "task": [task], "sweep": [{"draft": ["none", "ngram"]}]}
+    config = check(EvalConfig, {**values, "output": {"file": str(tmp_path / "out.json")}}, "test")
+    plain, drafted = evaluate_all(config).values["runs"]
+    assert [plain["way"]["draft"], drafted["way"]["draft"]] == ["none", "ngram"]
+    assert drafted["decoding"].endswith("draft=ngram") and "draft_nfe" in drafted["metrics"]
+    assert drafted["metrics"]["tpf"] >= plain["metrics"]["tpf"] == 1
+    lines = [json.loads(line) for line in (tmp_path / "out.records.jsonl").read_text().splitlines()]
+    texts = [[line["record"]["text"] for line in lines if line["run"] == run] for run in {r["run"]: 0 for r in lines}]
+    assert texts[0] == texts[1] and len(texts) == 2
+
+
+def test_traces_of_every_item(tmp_path, tiny):
+    from dlm import TraceStore
+
+    tasks, ways = everything(tmp_path)[:4], [{"name": "four", "steps": 4, "temperature": 0.5}]
+    plain = evaluate_all(config_of(tmp_path, tasks, ways)).values
+    records = (tmp_path / "out.records.jsonl").read_bytes()
+    (tmp_path / "out.records.jsonl").unlink()
+    config = config_of(tmp_path, tasks, ways)
+    config = config.model_copy(update={"output": config.output.model_copy(update={"traces": True})})
+    assert evaluate_all(config).values == plain and (tmp_path / "out.records.jsonl").read_bytes() == records
+    names = {f"{row['run']} {row['record']['item']}": row["record"] for row in map(json.loads, records.splitlines())}
+    with TraceStore(tmp_path / "out.traces.db") as store:
+        for name, record in names.items():
+            several = record.get("samples", 1)
+            traces = [store[name if several == 1 else f"{name}/{i}"] for i in range(several)]
+            assert 0 < sum(len(trace.events()) for trace in traces) <= record["nfe"]
+
+
 MINE = """
 from dlm.evaluation import Grade, Question, Task
 
@@ -187,6 +226,9 @@ BAD = [
     ({"kind": "file", "data": "none.py"}, {}, "none.py: no such file"),
     ({"kind": "sudoku"}, {}, "is no Sudoku model"),
     ({"kind": "perplexity"}, {}, "judge is missing"),
+    ({"kind": "lines"}, {"decoding": [{"draft": "self"}]}, "a draft continues a text, and this task fills holes"),
+    ({"kind": "questions", "data": "stdlib"}, {"decoding": [{"draft": "ngram"}]}, "is not causal"),
+    ({"kind": "lm_eval", "tasks": ["x"]}, {"decoding": [{"draft": "self"}]}, "this task is asked without a draft"),
     ({"kind": "questions", "data": "stdlib"}, {"decoding": [{"rule": "threshold", "tokens_per_step": 2}]}, "tokens_per_step is only read by the rules"),
 ]  # fmt: skip
 REFUSED = [
@@ -197,6 +239,7 @@ REFUSED = [
     ({"kind": "sudoku"}, {"decoding": [{}, {}]}, 'two entries of [[decoding]] are called "low_confidence"'),
     ({"kind": "sudoku"}, {"reference": "x"}, 'reference = "x" is no decoding'),
     ({"kind": "sudoku"}, {"decoding": [{"rule": "margin", "threshold": 0.5}]}, "threshold = 0.5 is only read"),
+    ({"kind": "questions", "data": "x"}, {"decoding": [{"draft_length": 3}]}, "draft_length = 3 is only read with a draft"),
     ({"kind": "sudoku"}, {"decoding": [{"steps": 3, "tokens_per_step": 2}]}, "give one of them"),
 ]
 
