@@ -38,7 +38,6 @@ class DFlash(Plain):
 
     name = "dflash"
     marks = "dflash"
-    forwards = 1
 
     def __init__(self, draft: Draft, pool: PagePool, compute: "Compute") -> None:
         self.draft, self.compute = draft, compute
@@ -182,7 +181,8 @@ class DFlash(Plain):
         parts = np.split(tokens.cpu().numpy(), np.cumsum(counts)[:-1])
         ends = np.cumsum(counts)
         rows = [slice(int(end) - count, int(end)) for count, end in zip(counts, ends, strict=True)]
-        return [Guess(part, None if drawn is None else drawn.rows(row)) for part, row in zip(parts, rows, strict=True)]
+        found = [None if drawn is None else drawn.rows(row) for row in rows]
+        return [Guess(part, own, forwards=1) for part, own in zip(parts, found, strict=True)]
 
     def _walk(
         self,
