@@ -12,6 +12,8 @@ from torch import Tensor
 from dlm.errors import UserError
 
 WORD, LIMIT = 0xFFFFFFFF, 2**63
+IN_CACHE = 2**16
+"""Tokens whose noise a CPU computes at a time: all its int64 words together stay in the cache."""
 
 
 class Purpose(IntEnum):
@@ -33,10 +35,9 @@ class Purpose(IntEnum):
 
 
 def _multiply(x: Int[Tensor, "..."], constant: int) -> tuple[Tensor, Tensor]:
-    """High and low words of a 32x32-bit product, in int64 (whose signed product would overflow: split in halves)."""
-    low, high = x * (constant & 0xFFFF), x * (constant >> 16)
-    middle = high + (low >> 16)
-    return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+    """High and low words of a 32x32-bit product. In int64 it may wrap round, which leaves its 64 bits as they are."""
+    product = x * constant
+    return (product >> 32) & WORD, product & WORD
 
 
 def _word(value: Tensor | int) -> Tensor:
@@ -85,9 +86,15 @@ def gumbel(*, seed: Tensor, sample: Tensor, step: Tensor, position: Tensor, voca
     rare large values come from small w, which fp32 resolves, so the upper tail is not truncated
     (arXiv 2409.02908 shows what -log(-log(u)) in fp32 does to it).
     """
+    address = [x.reshape(-1, 1) for x in torch.broadcast_tensors(seed, sample, step, position)]
     group = torch.arange((vocab_size + 3) // 4, device=seed.device)
-    address = [x.reshape(-1, 1) for x in (seed, sample, step, position)]
-    words = philox((address[0], address[1]), (int(Purpose.TOKEN), address[2], address[3], group))
-    word = torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(-2)[..., :vocab_size]
+    rows = len(address[0]) if seed.is_cuda else max(1, IN_CACHE // vocab_size)
+    parts = zip(*(x.split(max(1, rows)) for x in address), strict=True)
+    return torch.cat([_gumbel(*part, group)[:, :vocab_size] for part in parts])
+
+
+def _gumbel(seed: Tensor, sample: Tensor, step: Tensor, position: Tensor, group: Tensor) -> Float[Tensor, "n v"]:
+    words = philox((seed, sample), (int(Purpose.TOKEN), step, position, group))
+    word = torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(-2)
     small = ((word.double() + 0.5) / 2**32).float().clamp_max(1 - 2**-24)
     return -torch.log(-torch.log1p(-small))

@@ -66,7 +66,8 @@ class DraftSection(BaseModel):
         default=None,
         min_length=1,
         description='A DFlash draft\'s folder or hub id, "ngram" (what followed the same tokens before), a diffusion model of '
-        'the same tokenizer or, for a diffusion model, "self". The text stays that of no draft.',
+        'the same tokenizer, either of these after "ngram+" for both, or, for a diffusion model, "self". The text stays that '
+        "of no draft.",
     )
 
 

@@ -92,8 +92,9 @@ def frozen_layers(network: Transformer, state: Any) -> FrozenLayers | None:
     return known[1]
 
 
-def freeze(network: Transformer, shared: FrozenLayers) -> FrozenLayers | None:
-    """The weights of a network with another one's head, as they are now; None where C does not compute what it does."""
+def freeze(network: Transformer, shared: FrozenLayers | None) -> FrozenLayers | None:
+    """The weights of a network, with another one's head if any, as they are now; None where C does not compute what it
+    does."""
     parts = _plain(network)
     return None if parts is None else FrozenLayers(network, *parts, shared)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dlm.models.attention import Attend, RMSNorm, rotate
 from dlm.models.config import ModelConfig
 from dlm.models.draft_config import DraftConfig, default_layer_ids
+from dlm.models.draft_second import CandidateSelector, DraftLayer
 from dlm.models.rope import rope_frequencies, rope_table
 from dlm.models.transformer import Layer, Transformer
 
@@ -25,85 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dlm.models.lm import LM
-
-
-class DynamicConvolution(nn.Module):
-    """Two grouped causal convolutions whose kernels are a fixed one plus one computed from the row: one before a layer's
-    attention or feed-forward, one after. Row i of a block reads its rows i, i - 1, …; none before the block."""
-
-    def __init__(self, width: int, kernel_size: int, group_size: int) -> None:
-        super().__init__()
-        self.kernel_size, self.group_size = kernel_size, group_size
-        self.base_kernel = nn.Parameter(torch.zeros(2, kernel_size, width))
-        self.kernel_projection = nn.Linear(width, 2 * kernel_size * width // group_size, bias=False)
-
-    def kernels(self, x: Float[Tensor, "*b q d"]) -> tuple[Tensor, Tensor]:
-        """The kernels before and after, (*b, q, kernel_size, d) each, from the normed input."""
-        shape = *x.shape[:-1], 2, self.kernel_size, x.shape[-1] // self.group_size
-        own = self.kernel_projection(x).view(shape).repeat_interleave(self.group_size, dim=-1)
-        both = own + self.base_kernel.to(x.dtype)
-        return both[..., 0, :, :], both[..., 1, :, :]
-
-    @staticmethod
-    def mix(
-        x: Float[Tensor, "*b q d"], kernel: Float[Tensor, "*b q k d"], place: Int[Tensor, " q"]
-    ) -> Float[Tensor, "*b q d"]:
-        """Row i as the sum over j of kernel[i, j] · x[i - j], within its block, in which it has that `place`."""
-        total = kernel[..., 0, :] * x
-        for offset in range(1, min(kernel.shape[-2], x.shape[-2])):
-            earlier = F.pad(x[..., :-offset, :], (0, 0, offset, 0)) * (place >= offset)[:, None]
-            total = total + kernel[..., offset, :] * earlier
-        return total
-
-
-class DraftLayer(Layer):
-    """A DFlash 2 layer: convolutions around attention and feed-forward."""
-
-    def __init__(self, config: DraftConfig, layer: int) -> None:
-        super().__init__(config.network, layer)
-        assert config.conv_kernel_size is not None and config.conv_group_size is not None
-        shape = config.network.hidden_size, config.conv_kernel_size, config.conv_group_size
-        self.attention_conv, self.mlp_conv = DynamicConvolution(*shape), DynamicConvolution(*shape)
-
-    def convolved(
-        self, x: Float[Tensor, "*b q d"], attend: Attend, place: Int[Tensor, " q"]
-    ) -> Float[Tensor, "*b q d"]:
-        """`forward` of rows of blocks, in which they have these places."""
-        normed = self.attn_norm(x)
-        before, after = self.attention_conv.kernels(normed)
-        x = x + self.attention_conv.mix(self.attn(self.attention_conv.mix(normed, before, place), attend), after, place)
-        normed = self.mlp_norm(x)
-        before, after = self.mlp_conv.kernels(normed)
-        return x + self.mlp_conv.mix(self.mlp(self.mlp_conv.mix(normed, before, place)), after, place)
-
-
-class CandidateSelector(nn.Module):
-    """Scores a position's likeliest tokens by the token chosen before them: logit(c) + ⟨A[previous] ⊙ W h, B[c]⟩."""
-
-    def __init__(self, config: DraftConfig) -> None:
-        super().__init__()
-        assert config.selector_rank is not None and config.selector_top_k is not None
-        shape = config.network.vocab_size, config.selector_rank
-        self.top_k = min(config.selector_top_k, config.network.vocab_size)
-        self.predecessor_codebook = nn.Parameter(torch.zeros(shape))
-        self.successor_codebook = nn.Parameter(torch.zeros(shape))
-        self.hidden_projection = nn.Linear(config.network.hidden_size, config.selector_rank, bias=False)
-
-    def candidates(self, logits: Float[Tensor, "... v"]) -> tuple[Float[Tensor, "... k"], Int[Tensor, "... k"]]:
-        """Logits and ids of each position's likeliest tokens, likeliest first; equal logits by the lower id."""
-        values, tokens = logits.sort(dim=-1, descending=True, stable=True)
-        return values[..., : self.top_k], tokens[..., : self.top_k]
-
-    def scores(
-        self,
-        previous: Int[Tensor, ...],
-        hidden: Float[Tensor, "... d"],
-        values: Float[Tensor, "... k"],
-        tokens: Int[Tensor, "... k"],
-    ) -> Float[Tensor, "... k"]:
-        """Of one position's candidates, after the token `previous`."""
-        key = self.predecessor_codebook[previous] * self.hidden_projection(hidden)
-        return values + torch.einsum("...r,...kr->...k", key, self.successor_codebook[tokens])
 
 
 class Draft(nn.Module):
@@ -124,6 +46,10 @@ class Draft(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(d, config.network.rms_norm_eps)
         self.candidate_selector = CandidateSelector(config) if config.selects else None
+        self.tokens: Tensor | None
+        """The tokens it can draft, ascending; None: all."""
+        count = config.draft_vocab_size
+        self.register_buffer("tokens", None if count is None else torch.arange(count), persistent=False)
         self.rope = rope_frequencies(config.network)
 
     @classmethod
@@ -135,6 +61,7 @@ class Draft(nn.Module):
         block_size: int = 8,
         target_layer_ids: Sequence[int] | None = None,
         mask_token_id: int | None = None,
+        tokens: Sequence[int] | None = None,
         generator: torch.Generator | None = None,
         name: str = "draft",
         **more: Any,
@@ -142,8 +69,9 @@ class Draft(nn.Module):
         """An untrained draft with heads and widths as the target's, on its device in its dtype.
 
         `target_layer_ids` are the target's layers it reads, from 0; by default `num_layers` of them, as z-lab spreads
-        them. The mask is the target's own or, where it has none, end-of-text: an anchor never is that. `more` are other
-        fields of `DraftConfig`, `intermediate_size`, and for DFlash 2 its four sizes.
+        them. The mask is the target's own or, where it has none, end-of-text: an anchor never is that. `tokens` are those
+        that it can draft: of a large vocabulary a few thousand make up nearly all text, and the head costs as much less.
+        `more` are other fields of `DraftConfig`, `intermediate_size`, and for DFlash 2 its four sizes.
         """
         shape = target.config
         layers = tuple(target_layer_ids or default_layer_ids(shape.num_hidden_layers, num_layers))
@@ -173,9 +101,12 @@ class Draft(nn.Module):
             "mask_token_id": next((mask for mask in masks if mask is not None), shape.vocab_size - 1),
             "windows": (None,) * num_layers,
             "causal": (False,) * num_layers,
+            "draft_vocab_size": None if tokens is None else len(set(tokens)),
             **more,
         }
         draft = cls(DraftConfig.model_validate(fields), target, name)
+        if tokens is not None:
+            draft.tokens = torch.tensor(sorted(set(tokens)))
         draft.initialise(generator)
         return draft.to(device=target.device, dtype=target.dtype)
 
@@ -199,12 +130,17 @@ class Draft(nn.Module):
                 nn.init.normal_(parameter, std=scaled if back else std, generator=generator)
 
     def body(self) -> Transformer:
-        """The layers between the target's embedding and head, as the network that an engine runs. Shares all weights."""
+        """The layers between the target's embedding and head, as the network that an engine runs. Shares all weights, but
+        for the rows of a head that scores some tokens only: these are copied."""
         network, target = self.config.network, self.target.network
         with torch.device("meta"):
             body = Transformer(network.model_copy(update={"num_hidden_layers": 1, "tie_word_embeddings": True}))
         body.config = network
         body.layers, body.norm, body.embed, body.lm_head = self.layers, self.norm, target.embed, target.lm_head
+        if self.tokens is not None:
+            head = self.head_weight()
+            body.lm_head = nn.Linear(*reversed(head.shape), bias=False, device="meta")
+            body.lm_head.weight = nn.Parameter(head, requires_grad=False)
         return body.eval()
 
     def features(self, taps: Mapping[int, Float[Tensor, "*b d"]]) -> Float[Tensor, "*b md"]:
@@ -286,10 +222,43 @@ class Draft(nn.Module):
         return seen if window is None else seen & (ahead.abs() < window)
 
     def logits(self, hidden: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """Scores of tokens by the target's head."""
-        return self.scaled(self.target.network.head(hidden))
+        """Scores of all tokens by the target's head."""
+        if self.tokens is None:
+            return self.scaled(self.target.network.head(hidden))
+        return self.scaled(F.linear(hidden, self.head_weight()))
 
-    def scaled(self, logits: Float[Tensor, "... v"]) -> Float[Tensor, "... v"]:
+    def head_weight(self) -> Float[Tensor, "k d"]:
+        """The rows of the target's head for the tokens it can draft."""
+        network = self.target.network
+        head = network.embed.weight if network.lm_head is None else network.lm_head.weight
+        return head.detach() if self.tokens is None else head.detach().index_select(0, self.tokens)
+
+    def drafts(self, tokens: Int[Tensor, "*b"]) -> Bool[Tensor, "*b"]:
+        """Which of these it can draft."""
+        if self.tokens is None:
+            return torch.ones_like(tokens, dtype=torch.bool)
+        return self.tokens[self.place(tokens)] == tokens
+
+    def place(self, tokens: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
+        """Their rows in `head_weight`; any row for those it cannot draft."""
+        if self.tokens is None:
+            return tokens
+        return torch.searchsorted(self.tokens, tokens.contiguous()).clamp(max=len(self.tokens) - 1)
+
+    def scaled(self, logits: Float[Tensor, "... k"]) -> Float[Tensor, "... v"]:
+        """`capped`, those of tokens it cannot draft at -inf."""
+        logits = self.capped(logits)
+        if self.tokens is None:
+            return logits
+        size = *logits.shape[:-1], self.config.network.vocab_size
+        return logits.new_full(size, float("-inf")).index_copy_(-1, self.tokens, logits)
+
+    @property
+    def raw_logits(self) -> bool:
+        """Whether `capped` changes nothing."""
+        return self.config.final_logit_softcapping is None and self.config.output_multiplier == 1
+
+    def capped(self, logits: Float[Tensor, "... k"]) -> Float[Tensor, "... k"]:
         """The head's logits as the draft means them."""
         cap = self.config.final_logit_softcapping
         if self.config.output_multiplier != 1:

@@ -4,17 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dlm.errors import UserError
 from dlm.models.device import DTYPES
 from dlm.models.draft import Draft
-from dlm.models.draft_config import DraftConfig, draft_config_from_hub
-from dlm.models.draft_saving import OWN, draft_layout
+from dlm.models.draft_config import DraftConfig
+from dlm.models.draft_hub import draft_config_from_hub
+from dlm.models.draft_saving import OWN, TOKENS, draft_layout
 from dlm.models.finding import find
 from dlm.models.lm import LM
 from dlm.models.required import require_lm
 from dlm.models.settings import read_json
-from dlm.models.shards import KINDS, declared, opened, weight_files
+from dlm.models.shards import KINDS, Declared, declared, opened, weight_files
 
 OF_THE_TARGET = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")
 """Tensors that speculators' folders repeat of the target, or that say which tokens it has."""
@@ -112,6 +114,8 @@ def _read(config: DraftConfig, folder: Path, target: LM, name: str, dtype: torch
     if unknown:
         raise UserError(f"{found[unknown[0]].file} has a tensor {unknown[0]!r} that a draft of this config has not")
     draft.to_empty(device=target.device)
+    if config.draft_vocab_size is not None:
+        draft.tokens = _tokens(found.get(TOKENS), config.draft_vocab_size, target)
     ours = draft.state_dict()
     names = {spelled[hub]: hub for hub in layout}
     with torch.no_grad():
@@ -122,6 +126,22 @@ def _read(config: DraftConfig, folder: Path, target: LM, name: str, dtype: torch
                         (part,) = layout[names[hub]].parts
                         ours[part.ours].copy_(shard.get_tensor(hub))
     return draft.eval()
+
+
+def _tokens(declared: Declared | None, count: int, target: LM) -> Tensor:
+    """The tokens it can draft, ascending."""
+    if declared is None:
+        raise UserError(f"draft_vocab_size = {count:,}, but no file has the tensor {TOKENS!r}, which says which tokens")
+    where = f"{declared.file}: tensor {TOKENS!r}"
+    if declared.shape != (count,) or declared.kind != "I64":
+        raise UserError(
+            f"{where} is {declared.kind} of shape {declared.shape}; draft_vocab_size asks for I64, ({count},)"
+        )
+    with opened(declared.file, torch.device("cpu")) as shard:
+        tokens = shard.get_tensor(TOKENS) + torch.arange(count)
+    if tokens[0] < 0 or tokens[-1] >= target.config.vocab_size or bool((tokens.diff() <= 0).any()):
+        raise UserError(f"{where} should give ascending tokens of the {target.config.vocab_size:,} that the target has")
+    return tokens.to(target.device)
 
 
 def _spelled(hub: str, found: Any) -> str:

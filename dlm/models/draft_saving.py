@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from dlm.errors import UserError
 from dlm.models.device import DTYPES
-from dlm.models.draft_config import draft_config_to_hub
+from dlm.models.draft_hub import draft_config_to_hub
 from dlm.models.folder import replacing
 from dlm.models.hub_tensors import HubTensor, Names, hub_layout
 from dlm.models.shards import WEIGHTS
@@ -28,6 +29,8 @@ NAMES: Names = {
     "layers.*.mlp_norm": "layers.*.post_attention_layernorm",
     "candidate_selector": "candidate_selector",
 }
+TOKENS = "d2t"
+"""speculators' name for which tokens a draft can draft: to each one's number among them, what its id is greater by."""
 OWN = "dlm"
 """Key of config.json for what z-lab's format has no room for: whose draft it is."""
 
@@ -48,6 +51,8 @@ def save_draft(draft: "Draft", folder: str | Path, *, dtype: str | None = None, 
     hub = {**draft_config_to_hub(draft.config), "torch_dtype": str(kind).removeprefix("torch."), OWN: own}
     layout, ours = draft_layout(draft), draft.state_dict()
     tensors: dict[str, Tensor] = {name: gather(tensor, ours, kind) for name, tensor in layout.items()}
+    if draft.tokens is not None:
+        tensors[TOKENS] = (draft.tokens - torch.arange(len(draft.tokens), device=draft.tokens.device)).cpu()
     with replacing(folder, overwrite) as work:
         (work / "config.json").write_text(json.dumps(hub, indent=2, ensure_ascii=False) + "\n", "utf-8")
         save_file(tensors, work / WEIGHTS, metadata={"format": "pt"})

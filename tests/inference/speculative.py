@@ -27,7 +27,6 @@ class Told(Plain):
 
     name = "told"
     most = 16
-    forwards = 1
 
     def __init__(self, right: float, vocab_size: int, seed: int = 0) -> None:
         self.right, self.vocab_size, self.random = right, vocab_size, np.random.default_rng(seed)
@@ -36,7 +35,7 @@ class Told(Plain):
 
     def propose(self, wishes: Sized[Wish]) -> list[Guess]:
         self.proposed += len(wishes)
-        return [Guess(self._tokens(wish)) for wish in wishes]
+        return [Guess(self._tokens(wish), forwards=1) for wish in wishes]
 
     def _tokens(self, wish: Wish) -> np.ndarray:
         seq = wish.sequence

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 import dlm
 from dlm.models.draft import Draft
-from dlm.models.draft_config import default_layer_ids, draft_config_from_hub, is_draft
+from dlm.models.draft_config import default_layer_ids, is_draft
+from dlm.models.draft_hub import draft_config_from_hub
 
 from ..inference.tiny import byte_tokenizer, tiny_lm
 from .tiny import near

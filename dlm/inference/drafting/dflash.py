@@ -38,7 +38,6 @@ class DFlash(Plain):
 
     name = "dflash"
     marks = "dflash"
-    forwards = 1
 
     def __init__(self, draft: Draft, pool: PagePool, compute: "Compute") -> None:
         self.draft, self.compute = draft, compute
@@ -88,6 +87,7 @@ class DFlash(Plain):
             self.pool.write(table, content)
 
     def reload(self) -> None:
+        self.body = self.draft.body()
         self._freeze()
 
     def close(self) -> None:
@@ -96,7 +96,8 @@ class DFlash(Plain):
     def _freeze(self) -> None:
         shared = self.compute.fused
         plain = self.draft.config.plain and shared is not None
-        frozen = freeze(self.body, shared.frozen) if plain and shared is not None else None
+        whole = self.draft.tokens is None
+        frozen = freeze(self.body, shared.frozen if whole else None) if plain and shared is not None else None
         self.fused = None if frozen is None else FusedLayers(self.body, frozen, keep_tokens=False)
 
     def _run(self, layout: Layout, ids: np.ndarray, rows: np.ndarray, place: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -108,8 +109,8 @@ class DFlash(Plain):
             return hidden, self.draft.scaled(forward.head(hidden))
         embedded = self.draft.embedded(layout.upload(ids))
         hidden = self.draft.run(embedded, self._attend(layout), layout.upload(place))[layout.upload(rows)]
-        head = self.compute.fused
-        return hidden, self.draft.scaled(self.draft.target.network.head(hidden) if head is None else head.head(hidden))
+        head = None if self.draft.tokens is not None else self.compute.fused
+        return hidden, self.draft.scaled(self.body.head(hidden) if head is None else head.head(hidden))
 
     def _attend(self, layout: Layout) -> Any:
         """Attention of a draft whose layers differ in what they see: one request after the other."""
@@ -180,7 +181,8 @@ class DFlash(Plain):
         parts = np.split(tokens.cpu().numpy(), np.cumsum(counts)[:-1])
         ends = np.cumsum(counts)
         rows = [slice(int(end) - count, int(end)) for count, end in zip(counts, ends, strict=True)]
-        return [Guess(part, None if drawn is None else drawn.rows(row)) for part, row in zip(parts, rows, strict=True)]
+        found = [None if drawn is None else drawn.rows(row) for row in rows]
+        return [Guess(part, own, forwards=1) for part, own in zip(parts, found, strict=True)]
 
     def _walk(
         self,

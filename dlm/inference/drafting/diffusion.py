@@ -23,7 +23,6 @@ class Diffusion(Plain):
 
     name = "diffusion"
     most = 15
-    forwards = 1
 
     def __init__(self, lm: LM) -> None:
         self.lm, self.mask = lm, lm.require_mask_id()
@@ -52,13 +51,14 @@ class Diffusion(Plain):
 def _guess(wish: Wish, logits: Tensor) -> Guess:
     s = wish.sequence.decoding.settings
     if s.temperature == 0:
-        return Guess(argmax(logits).cpu().numpy())
+        return Guess(argmax(logits).cpu().numpy(), forwards=1)
     address = addresses([wish], logits.device)
     if s.verify == "match":
         settings = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p}
-        return Guess(choose(logits, mask_id=None, **settings, address=address, check=False).token.cpu().numpy())
+        token = choose(logits, mask_id=None, **settings, address=address, check=False).token
+        return Guess(token.cpu().numpy(), forwards=1)
     drawn = Drawn(distribution(logits, s.temperature, s.top_k, s.top_p))
-    return Guess(draw(drawn.p, Purpose.DRAFT, address).cpu().numpy(), drawn)
+    return Guess(draw(drawn.p, Purpose.DRAFT, address).cpu().numpy(), drawn, forwards=1)
 
 
 def _padded(logits: Tensor, size: int) -> Tensor:

@@ -35,6 +35,8 @@ class Guess:
     tokens: np.ndarray
     drawn: Drawn | None = None
     """What they were drawn from, for requests that verify by `reject`; None there: each was certain."""
+    forwards: int = 0
+    """Forwards of a network that they cost."""
 
 
 class Drafter(Protocol):
@@ -51,8 +53,6 @@ class Drafter(Protocol):
     """Layers of the target whose outputs it reads in `absorb`."""
     marks: str
     """Sets pages apart that hold something of this drafter beside the target's keys; "" where they hold nothing."""
-    forwards: int
-    """Forwards that a guess costs."""
 
     def ready(self, seq: "Sequence", anchor: int, most: int) -> int:
         """How many tokens it will guess after the anchor in the next step, at most `most`."""
@@ -94,7 +94,6 @@ class Plain:
     most = 1
     taps: tuple[int, ...] = ()
     marks = ""
-    forwards = 0
 
     def ready(self, seq: "Sequence", anchor: int, most: int) -> int:
         return min(self.most, most)

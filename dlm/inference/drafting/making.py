@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from dlm.errors import UserError, nearest
 from dlm.inference.drafting.dflash import DFlash
 from dlm.inference.drafting.diffusion import Diffusion
 from dlm.inference.drafting.drafter import Drafter, Plain
+from dlm.inference.drafting.lookup import LookupFirst
 from dlm.inference.drafting.ngram import NGram
 from dlm.models.draft import Draft
 from dlm.models.draft_files import load_draft, require_fit
@@ -22,14 +24,34 @@ if TYPE_CHECKING:
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGram}
 """Those that need no weights, by the name that `draft` takes."""
+FIRST = "ngram+"
+"""Before another draft's name: prompt lookup where the text repeats itself, that draft elsewhere."""
 SELF = "self"
 """Names no drafter: a diffusion model checks its own guesses."""
 
 
+@dataclass(frozen=True)
+class Looked:
+    """A draft for where prompt lookup finds nothing."""
+
+    rest: Draft | LM
+
+    @property
+    def name(self) -> str:
+        """As the user gave it."""
+        return f"{FIRST}{self.rest.name}"
+
+
 def named(draft: Any, lm: LM, where: str) -> Any:
-    """What `draft` means for this model: a `Draft`, a model, a drafter's name; raises UserError where it does not fit."""
-    if isinstance(draft, Plain):
+    """What `draft` means for this model: a `Draft`, a model, both of which may stand in a `Looked`, or a drafter's name;
+    raises UserError where it does not fit."""
+    if isinstance(draft, Plain | Looked):
         return draft
+    if isinstance(draft, str) and draft.startswith(FIRST):
+        rest = named(draft.removeprefix(FIRST), lm, where)
+        if not isinstance(rest, Draft | LM):
+            raise UserError(f"{where}: draft = {draft!r}: what follows {FIRST!r} is a draft's folder, or a model's")
+        return Looked(rest)
     if draft is None or isinstance(draft, LM):
         return draft if draft is None else _require_twin(draft, lm, where)
     if isinstance(draft, Draft):
@@ -74,6 +96,8 @@ def drafter_of(draft: Any, lm: LM, pool: "PagePool", compute: "Compute") -> Draf
     """A drafter for an engine with this model and this pool; `draft` is what `named` gave."""
     if isinstance(draft, Plain):
         return draft
+    if isinstance(draft, Looked):
+        return LookupFirst(drafter_of(draft.rest, lm, pool, compute))
     if isinstance(draft, Draft):
         return DFlash(draft, pool, compute)
     if isinstance(draft, LM):
@@ -83,6 +107,7 @@ def drafter_of(draft: Any, lm: LM, pool: "PagePool", compute: "Compute") -> Draf
 
 def drafted_page_bytes(draft: Any, page_size: int) -> int:
     """Bytes that a draft keeps for each page of its target."""
+    draft = draft.rest if isinstance(draft, Looked) else draft
     if not isinstance(draft, Draft):
         return 0
     c = draft.config.network

@@ -84,7 +84,7 @@ class Speculative(Block):
         for seq, guess in zip(asking, self.drafter.propose(wishes), strict=True):
             memory, first = seq.memory, seq.canvas.first
             memory.drafts, memory.drawn = guess.tokens, guess.drawn
-            memory.forwards += self.drafter.forwards
+            memory.forwards += guess.forwards
             seq.canvas.tokens[first : first + len(guess.tokens)] = guess.tokens
         self.length.drafted(len(asking))
 

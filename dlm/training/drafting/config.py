@@ -47,6 +47,12 @@ class DraftConfig(Section):
         le=256,
         description="rows of a block: the newest token and the drafted ones; none: 8, or train.init_from's",
     )
+    vocabulary: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens that a new draft can draft: those most frequent in the training answers, so many; none: all. "
+        "The others are left to the target; the head costs as much less in training and decoding",
+    )
     num_anchors: int = Field(
         default=512, ge=1, description="blocks a sequence, which begin at positions drawn anew each step"
     )
@@ -118,7 +124,7 @@ def draft_problem(config: "TrainConfig") -> str | None:
         return f"draft.{missing} is not set: a DFlash 2 draft needs all of {', '.join(SECOND)}"
     if len(set(d.target_layers)) < len(d.target_layers) or min(d.target_layers, default=0) < 0:
         return f"draft.target_layers = {list(d.target_layers)}: different numbers of layers, from 0"
-    shape = ("num_layers", "target_layers", "block_length", *SECOND)
+    shape = ("num_layers", "target_layers", "block_length", "vocabulary", *SECOND)
     given = [name for name in shape if getattr(d, name) != DraftConfig.model_fields[name].default]
     if t.init_from is not None and given:
         return (

@@ -49,7 +49,8 @@ class DraftModel(Trainable):
     def objective(self, ranges: Ranges) -> DraftObjective:
         """The weighted loss of the drafted tokens."""
         ranges.name_layers(self.network.layers)
-        return DraftObjective(self.network, self.masking, self.config.draft, self.states, ranges)
+        half = self.config.train.precision == "fp16"
+        return DraftObjective(self.network, self.masking, self.config.draft, self.states, ranges, half)
 
     def total(self, batch: Batch) -> Tensor:
         """The weights of these rows' drafted tokens, or their anchors."""
@@ -65,7 +66,7 @@ class DraftModel(Trainable):
         """Each block's rows go through the layers and the head; the text itself through the context's products."""
         c, d, length = self.network.config, self.config.draft, self.config.train.length
         rows = min(d.num_anchors, length) * c.block_size / length
-        head = c.network.vocab_size * c.network.hidden_size
+        head = (c.draft_vocab_size or c.network.vocab_size) * c.network.hidden_size
         layers = sum(p.numel() for p in self.network.layers.parameters())
         reading = 0 if d.states is not None else sum(p.numel() for p in self.states.live_layers())
         return 6.0 * (rows * layers + self.network.fc.weight.numel()) + 4.0 * rows * head + 2.0 * reading

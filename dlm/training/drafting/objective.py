@@ -3,16 +3,19 @@
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from dlm.diffusion.head_loss import head_loss
 from dlm.diffusion.loss import token_losses
+from dlm.kernels.c.trained import half_product, halves
 from dlm.models.draft import Draft
 from dlm.training.batch import Batch
 from dlm.training.drafting.config import DraftConfig
 from dlm.training.drafting.states import TargetStates
 from dlm.training.masking.draft import Blocks, DraftMasking
-from dlm.training.profile import SILENT, Ranges
+from dlm.training.profile import OFF, SILENT, Ranges
 from dlm.training.scoring import in_slices
 
 
@@ -26,30 +29,63 @@ class DraftObjective(nn.Module):
     """
 
     def __init__(
-        self, network: Draft, masking: DraftMasking, config: DraftConfig, states: TargetStates, ranges: Ranges = SILENT
+        self,
+        network: Draft,
+        masking: DraftMasking,
+        config: DraftConfig,
+        states: TargetStates,
+        ranges: Ranges = SILENT,
+        half: bool = False,
     ) -> None:
         super().__init__()
         self.network, self.masking, self.config, self.states, self.ranges = network, masking, config, states, ranges
+        self.in_halves = half
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """This batch's share of the step's loss, which is the sum of the parts."""
+        with halves() if self.in_halves else OFF:
+            return self.parts(batch)
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """`forward` in the precision that is set."""
         with self.ranges("views", 2):
             blocks = self.masking.blocks(batch)
         with self.ranges("target", 2):
             features = self.states(batch.input_ids, blocks.context_positions)
         with self.ranges("network", 2):
-            hidden = block_states(self.network, blocks, features)[blocks.asked]
+            rows = (
+                blocks.asked.flatten().nonzero().squeeze(1)
+            )  # picked by number: the gradient of a mask's pick is slow
+            hidden = block_states(self.network, blocks, features).flatten(0, 2).index_select(0, rows)
         with self.ranges("loss", 2):
-            targets, vocabulary = blocks.targets[blocks.asked], self.network.config.network.vocab_size
-            nats = in_slices(self._nats, vocabulary, hidden, targets)
-            weight = self.weights(nats.detach(), blocks.asked) / max(batch.total, 1e-9)
-            parts = {"draft": (weight * nats).sum()}
+            targets = blocks.targets.flatten()[rows]
+            loss, weight = self.loss(hidden, targets, blocks.asked, max(batch.total, 1e-9))
+            parts = {"draft": loss}
             if self.network.candidate_selector is not None:
                 previous = torch.cat((blocks.input_ids[:, :: blocks.size, None], blocks.targets[..., :-1]), dim=-1)
                 score = partial(self._choice, self.network)
                 states = (hidden, torch.stack((targets, previous[blocks.asked]), dim=-1))
+                vocabulary = self.network.config.network.vocab_size
                 parts["selector"] = (weight * in_slices(score, vocabulary, *states)).sum()
         return parts
+
+    def loss(
+        self, hidden: Float[Tensor, "m d"], targets: Int[Tensor, " m"], asked: Bool[Tensor, "b n k"], total: float
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, " m"]]:
+        """The weighted nats of the drafted tokens, and their weights, both over `total`."""
+        draft, head = self.network, self.network.head_weight()
+        places = draft.place(targets)
+        if self.config.weighting == "decay" and draft.raw_logits and hidden.device.type == "cpu":
+            weight = decayed(asked, self.config)[asked] / total
+            multiply = half_product if self.in_halves else torch.mm
+            return head_loss(hidden, head, places, weight, multiply=multiply), weight
+
+        def score(states: Tensor, wanted: Tensor) -> Tensor:
+            return token_losses(draft.capped(F.linear(states, head)), wanted)
+
+        nats = in_slices(score, len(head), hidden, places)
+        weight = self.weights(nats.detach(), asked) / total
+        return (weight * nats).sum(), weight
 
     def weights(self, nats: Float[Tensor, " m"], asked: Bool[Tensor, "b n k"]) -> Float[Tensor, " m"]:
         """What each drafted token counts, before the division by the step's total."""
@@ -58,9 +94,6 @@ class DraftObjective(nn.Module):
         right = torch.zeros(asked.shape, device=nats.device).masked_scatter(asked, (-nats).exp().float())
         reached = torch.where(asked, (1 - self.config.smoothing) * right + self.config.smoothing, 0).cumprod(-1)
         return reached.flip(-1).cumsum(-1).flip(-1)[asked]
-
-    def _nats(self, hidden: Float[Tensor, "m d"], targets: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
-        return token_losses(self.network.logits(hidden), targets)
 
     @staticmethod
     def _choice(network: Draft, hidden: Float[Tensor, "m d"], tokens: Int[Tensor, "m 2"]) -> Float[Tensor, " m"]:

@@ -10,6 +10,7 @@ from dlm.models.draft_files import load_draft
 from dlm.models.lm import LM
 from dlm.models.loading import load
 from dlm.training.config import TrainConfig
+from dlm.training.drafting.vocabulary import frequent_tokens
 from dlm.training.processes import SPREAD
 from dlm.training.teacher import WEIGHTS
 
@@ -46,6 +47,7 @@ def new_draft(config: TrainConfig, device: torch.device) -> Draft:
             block_size=d.block_length or 8,
             target_layer_ids=taps,
             generator=torch.Generator(device=device).manual_seed(t.seed),
+            tokens=frequent_tokens(config, target.tokenizer, target.config.vocab_size),
             **d.second,
         )
     except ValueError as error:  # of DraftConfig's own validators

@@ -32,7 +32,8 @@ class Blocks:
     rows: Int[Tensor, "b n"]
     """How many rows each block has: B, or fewer where a text has no room for more. Nobody sees the others."""
     asked: Bool[Tensor, "b n k"]
-    """Which of them are drafted: those up to the end of the answer, of the document, and of the text."""
+    """Which of them are drafted: those up to the end of the answer, of the document, of the text, and up to a token that
+    the draft cannot draft."""
 
     @property
     def size(self) -> int:
@@ -84,7 +85,7 @@ class DraftMasking:
 
     def __init__(self, draft: "Draft", num_anchors: int, apart: bool, seed: int) -> None:
         self.size, self.mask_id, self.eos_id = draft.config.block_size, draft.config.mask_token_id, draft.target.eos_id
-        self.num_anchors, self.apart, self.seed = num_anchors, apart, seed
+        self.num_anchors, self.apart, self.seed, self.drafts = num_anchors, apart, seed, draft.drafts
 
     def fit(self, batch: Batch) -> Bool[Tensor, "b l"]:
         """Where an anchor may be."""
@@ -112,6 +113,7 @@ class DraftMasking:
         targets = ids.gather(-1, inside).view(b, n, -1)
         going = (batch.answer.gather(-1, inside) & (place < l)).view(b, n, -1)
         going[..., 1:] &= ~self._ends(targets)[..., :-1]  # nothing is decoded behind an end-of-text
+        going &= self.drafts(targets)  # the target writes such a token itself, and drafting begins anew behind it
         if used is not None:
             going = going & used[..., None]
         canvas = torch.full((b, n, self.size), self.mask_id, dtype=ids.dtype, device=ids.device)
