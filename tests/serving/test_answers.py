@@ -61,11 +61,15 @@ def test_whole_and_streamed_are_what_generate_gives(family, body, request):
     given, usages = len(lm.encode(WORDS[2])), (answer["usage"], chunks[-1]["usage"])
     for usage in usages:
         assert usage.pop("prompt_tokens_details")["cached_tokens"] <= given
-    assert usages[0] == usages[1] == {
-        "prompt_tokens": given,
-        "completion_tokens": len(tokens),
-        "total_tokens": given + len(tokens),
-    }
+    assert (
+        usages[0]
+        == usages[1]
+        == {
+            "prompt_tokens": given,
+            "completion_tokens": len(tokens),
+            "total_tokens": given + len(tokens),
+        }
+    )
 
 
 def test_holes_of_a_stranger_are_text(diffusion):

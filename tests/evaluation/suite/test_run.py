@@ -239,7 +239,11 @@ REFUSED = [
     ({"kind": "sudoku"}, {"decoding": [{}, {}]}, 'two entries of [[decoding]] are called "low_confidence"'),
     ({"kind": "sudoku"}, {"reference": "x"}, 'reference = "x" is no decoding'),
     ({"kind": "sudoku"}, {"decoding": [{"rule": "margin", "threshold": 0.5}]}, "threshold = 0.5 is only read"),
-    ({"kind": "questions", "data": "x"}, {"decoding": [{"draft_length": 3}]}, "draft_length = 3 is only read with a draft"),
+    (
+        {"kind": "questions", "data": "x"},
+        {"decoding": [{"draft_length": 3}]},
+        "draft_length = 3 is only read with a draft",
+    ),
     ({"kind": "sudoku"}, {"decoding": [{"steps": 3, "tokens_per_step": 2}]}, "give one of them"),
 ]
 
