@@ -214,9 +214,9 @@ def _sentence(
     if values and isinstance(value, (Mapping, BaseModel)):  # a combination that a section's own check refused
         return f"{where}: {f'[{path}] ' if key else ''}{_words(values[0])}"
     annotation = annotation_at(cls, key)
-    wanted = _words(values[0]) if values else f"expected {type_name(annotation)}"
+    expected = _words(values[0]) if values else f"expected {type_name(annotation)}"
     near = nearest(value, choices(annotation)) if isinstance(value, str) else ""
-    return f"{where}: {path} = {_show(value)}: {wanted}{near}"
+    return f"{where}: {path} = {_show(value)}: {expected}{near}"
 
 
 def _known(cls: type[BaseModel], key: Key) -> str:

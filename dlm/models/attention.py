@@ -101,8 +101,8 @@ def dense_attend(
         here = None if mask is None else mask.to(q.device)  # layers may lie on several devices
         if rope is not None:
             cos, sin = (table.to(q.device) for table in rope)
-            turn = trained.rotate if trained.takes(q, k, cos, sin) else rotate
-            q, k = turn(q, cos, sin), turn(k, cos, sin)
+            rotated = trained.rotate if trained.takes(q, k, cos, sin) else rotate
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         grouped = q.shape[2] != k.shape[2]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if blocks is not None:

@@ -22,7 +22,7 @@ from dlm.models.fingerprint import weights_digest
 from dlm.models.lm import LM
 from dlm.models.loading import load
 from dlm.prepare.config import ResponsesConfig
-from dlm.prepare.prompts import Asked, Messages, read_prompts
+from dlm.prepare.prompts import Conversation, Messages, read_prompts
 
 COLUMNS = (TextColumn("[bold]prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 AT_ONCE = 16
@@ -67,8 +67,8 @@ def respond(config: ResponsesConfig) -> Answered:
     r, console = config.responses, Console(stderr=True)
     if not r.paths:
         raise UserError("responses.paths is not set: name JSON lines with prompts (--responses.paths FILE.jsonl)")
-    asked = islice(read_prompts(r), r.samples)
-    first = next(asked, None)  # a mistake in the files is found before a model is loaded
+    conversations = islice(read_prompts(r), r.samples)
+    first = next(conversations, None)  # a mistake in the files is found before a model is loaded
     if first is None:
         raise UserError(f"responses.paths = {list(r.paths)}: no prompt in there")
     out = Path(r.out)
@@ -79,7 +79,7 @@ def respond(config: ResponsesConfig) -> Answered:
         lm, started = load(**config.model.model_dump()), monotonic()
         identity, made, unfinished, tokens, names = _identity(lm, config), 0, 0, 0, dict[str, None]()
         bar = stack.enter_context(Progress(*COLUMNS, console=console, disable=not console.is_terminal))
-        task, rest, prompts = bar.add_task("prompts", total=r.samples), chain([first], asked), 0
+        task, rest, prompts = bar.add_task("prompts", total=r.samples), chain([first], conversations), 0
         while batch := list(islice(rest, AT_ONCE * r.batch_size)):
             tasks = [task for one in batch for task in _tasks(lm, config, one, identity)]
             names |= dict.fromkeys(task.name for task in tasks)
@@ -105,15 +105,17 @@ def _identity(lm: LM, config: ResponsesConfig) -> Any:
     return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=12)
 
 
-def _tasks(lm: LM, config: ResponsesConfig, asked: Asked, identity: Any) -> Iterator[Task]:
+def _tasks(lm: LM, config: ResponsesConfig, conversation: Conversation, identity: Any) -> Iterator[Task]:
     name = identity.copy()
-    name.update(json.dumps(asked.messages).encode())
+    name.update(json.dumps(conversation.messages).encode())
     try:
-        found = continuations(lm, [asked.messages], config.sampler, where=asked.where, request_ids=[name.hexdigest()])
+        found = continuations(
+            lm, [conversation.messages], config.sampler, where=conversation.where, request_ids=[name.hexdigest()]
+        )
     except UserError as error:
-        raise UserError(f"{asked.where}: {str(error).removeprefix('prompt 0').lstrip(': ')}") from None
+        raise UserError(f"{conversation.where}: {str(error).removeprefix('prompt 0').lstrip(': ')}") from None
     for decoding in found:
-        yield Task(decoding.request.request_id, asked.messages, decoding)
+        yield Task(decoding.request.request_id, conversation.messages, decoding)
 
 
 def _answers(lm: LM, config: ResponsesConfig, tasks: Sequence[Task]) -> Iterator[tuple[Task, Generation]]:

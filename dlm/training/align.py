@@ -45,7 +45,7 @@ class Align:
 
     def loss(self, taps: dict[int, Tensor], states: States, view: View, batch: Batch, shifted: bool, of: int) -> Tensor:
         """The share of one of the step's `of` views; `taps` are the outputs of the student's layers."""
-        where = view.asked
+        where = view.predicted
         if shifted:  # the state before predicts; before the first token there is none
             where = where & (torch.arange(where.shape[1], device=where.device) > 0)
         if self.config.sub_sample_ratio < 1:

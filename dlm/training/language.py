@@ -14,12 +14,12 @@ from dlm.training import adapters
 from dlm.training.align import build_align
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
-from dlm.training.look import Looks
 from dlm.training.masking import masking_of
 from dlm.training.objective import Objective
 from dlm.training.processes import SPREAD
 from dlm.training.profile import Ranges, flops_a_token
 from dlm.training.scoring import TokenCosts
+from dlm.training.snapshots import Snapshots
 from dlm.training.start import starting_point
 from dlm.training.trainable import Matrices, Trainable
 
@@ -39,7 +39,7 @@ class LanguageModel(TokenCosts, Trainable):
         self.network.gradient_checkpointing = config.train.gradient_checkpointing
         self.masking = masking_of(config.objective, lm.config, config.train.seed)
         self.align = None
-        self.looks = Looks(config)
+        self.snapshots = Snapshots(config)
 
     @classmethod
     def start(cls, config: TrainConfig, a: Accelerator) -> Self:
@@ -97,11 +97,11 @@ class LanguageModel(TokenCosts, Trainable):
         """The cosines of the layers aligned in this step."""
         return {f"cosine/layer_{n}": float(c) for n, c in self.align.cosines.items()} if self.align else {}
 
-    def look(
+    def snapshot(
         self, batch: Batch, row: tuple[Tensor, Tensor] | None, step: int, draw: bool
     ) -> tuple[dict[str, float | str], dict[str, "Figure"]]:
         """Loss by mask ratio of the batch; of the held-out row its decoding, and how sure the model is of its tokens."""
-        return self.looks.look(self.lm, self.masking, batch, row, step, draw)
+        return self.snapshots.snapshot(self.lm, self.masking, batch, row, step, draw)
 
     def save(self, config: TrainConfig) -> None:
         """A folder that `dlm.load` and `from_pretrained` read."""

@@ -36,7 +36,7 @@ class Objective(nn.Module):
         self.names = ("masked", "entropy") if config.entropy_weight else ("masked",)
 
     def compile_parts(self) -> None:
-        """torch.compile the network's body for full sequences, and the loss for any number of asked tokens.
+        """torch.compile the network's body for full sequences, and the loss for any number of predicted tokens.
 
         The network itself stays as it is, for validation, averaging and saving.
         """
@@ -74,9 +74,9 @@ class Objective(nn.Module):
         return parts
 
     def token_loss(self, hidden: Tensor, view: View) -> Tensor:
-        """The parts of the loss, in the order of `names`, of the view's asked tokens."""
+        """The parts of the loss, in the order of `names`, over the tokens that the view predicts."""
         states = view.states(hidden, self.network.config.shifted_logits)
-        rows = view.asked.flatten().nonzero().squeeze(1)  # picked by number: the gradient of a mask's pick is slow
+        rows = view.predicted.flatten().nonzero().squeeze(1)  # picked by number: the gradient of a mask's pick is slow
         states = states.flatten(0, 1)
         states = states if len(rows) == len(states) else states.index_select(0, rows)
         targets, weight = view.targets.flatten()[rows], view.weight.flatten()[rows]

@@ -148,7 +148,7 @@ class Report:
         self._write(step, {"tokens": tokens, **row})
 
     def watched(self, step: int, row: dict[str, float | str], figures: dict[str, "Figure"]) -> None:
-        """What a look found; its pictures go to the trackers or, without any, into the run folder."""
+        """A snapshot's numbers; its pictures go to the trackers or, without any, into the run folder."""
         self._write(step, row)
         for name, figure in figures.items():
             for tracker in self.accelerator.trackers:

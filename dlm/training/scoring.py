@@ -61,12 +61,12 @@ def sequence_nats(
         why = "a causal model predicts the first token from end-of-text"
         before = need_token(network, "eos_token_id", why) if first is None else first
 
-        def moved(shown: Tensor, asked: Tensor) -> Tensor:
-            return _nats(network, network.hidden(shown)[asked], input_ids[asked])
+        def moved(shown: Tensor, predicted: Tensor) -> Tensor:
+            return _nats(network, network.hidden(shown)[predicted], input_ids[predicted])
 
         return likelihood(moved, input_ids, before, answer=answer)
 
-    mask_id = need_token(network, "mask_token_id", "a diffusion model is asked about masks")
+    mask_id = need_token(network, "mask_token_id", "a diffusion model predicts masked tokens")
     nats = masked_nats(network, input_ids, valid)
     return likelihood_bound(
         nats, input_ids, mask_id, answer=answer, index=index, samples=samples, seed=seed, block_length=size
@@ -77,14 +77,14 @@ def masked_nats(network: Transformer, clean: Int[Tensor, "b l"], valid: Bool[Ten
     """What the tokens of `clean` cost where they are masked, given what is shown; blocks see the clean ones before them."""
     kind, size = network.attention.kind, network.attention.block_length
 
-    def nats(shown: Tensor, asked: Tensor) -> Tensor:
+    def nats(shown: Tensor, predicted: Tensor) -> Tensor:
         positions, seen, spec = None, valid, network.attention
         if kind == "block_causal":
             shown, positions, spec = two_streams(shown, clean, size)
             seen = None if valid is None else valid.repeat(1, 2)
         hidden = network.hidden(shown, positions, seen, attention=spec)
         states = spec.states(hidden, network.config.shifted_logits)
-        return _nats(network, states[asked], clean[asked])
+        return _nats(network, states[predicted], clean[predicted])
 
     return nats
 

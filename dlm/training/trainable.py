@@ -104,7 +104,7 @@ class Trainable(Protocol):
         """What [watch] logs of the step under way, after its backward pass; every process asks."""
         return {}
 
-    def look(
+    def snapshot(
         self, batch: Batch, row: tuple[Tensor, Tensor] | None, step: int, draw: bool
     ) -> tuple[dict[str, float | str], dict[str, "Figure"]]:
         """What [watch] shows of rows of the step's batch and of a held-out row (ids, answer): values, and figures if `draw`."""

@@ -46,7 +46,7 @@ def stated(hub: dict, weights: Weights, teacher: Weights, views: list, shifted: 
     samples = len(views[0].targets)
     total = 0.0
     for view in views:
-        for noisy, clean, asked in zip(view.input_ids, view.targets, view.asked, strict=True):
+        for noisy, clean, asked in zip(view.input_ids, view.targets, view.predicted, strict=True):
             student = outputs(hub, weights, noisy.tolist(), causal=False)
             target = outputs(hub, teacher, clean.tolist(), causal=True)
             places = [i - shifted for i in asked.nonzero().flatten().tolist() if i >= shifted]
@@ -124,9 +124,9 @@ def test_layers_and_tokens_of_a_step_are_the_ones_with_the_smallest_numbers(tmp_
         layer = int(drawn.argmin())
         seen.add(layer)
         assert objective.align.layers(step) == [layer]
-        kept = torch.zeros_like(view.asked)
+        kept = torch.zeros_like(view.predicted)
         for row in range(3):
-            places = view.asked[row, 1:].nonzero().flatten() + 1
+            places = view.predicted[row, 1:].nonzero().flatten() + 1
             numbers = uniform(Purpose.ALIGN, seed=0, sample=row, step=step, position=places)
             kept[row, places[numbers.argsort()[: max(1, round(len(places) / 2))]]] = True
         view = type(view)(view.input_ids, view.targets, kept, view.weight)
