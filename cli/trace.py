@@ -1,4 +1,4 @@
-"""`dlm-trace`: what is in a trace store, and keeping it in order."""
+"""`dlm-trace`: list, show, export and maintain the traces of a store."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -145,13 +145,13 @@ def _print(options: Options, facts: dict[str, Any], text: str) -> None:
 
 
 def _line(text: str) -> str:
-    """Foreign text on one line, without what would steer a terminal; an id may hold anything."""
+    """Text on one line, control characters replaced: an id may hold any character."""
     shown = "".join(character if character.isprintable() else "�" for character in text)
     return shown if len(shown) <= 120 else f"{shown[:119]}…"
 
 
 def _kept(text: str) -> int | str:
-    """What `gc` keeps: a number of traces, or an age as it is."""
+    """The value of --keep: a number of traces as int, or an age as text."""
     return count(text) if text.isdecimal() else text
 
 

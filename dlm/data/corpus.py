@@ -45,8 +45,7 @@ def is_held_out(key: str, fraction: float) -> bool:
 
 
 def stdlib_files(config: DataConfig, root: Path | None = None) -> list[SourceFile]:
-    """The standard library, in the order of its paths, without generated tables and, unless `include_tests`, without
-    tests."""
+    """The standard library's files by path, without generated ones and, unless `include_tests`, without tests."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     if not root.is_dir():
         raise UserError(f"the standard library at {root} is missing: this Python ships no sources; use source = text")

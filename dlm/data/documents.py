@@ -85,8 +85,7 @@ def _conversation(row: Row, config: DataConfig, tokenizer: Tokenizer, end: int) 
 
 
 def without_masks(text: str, tokenizer: Tokenizer, mask: str | None) -> list[int]:
-    """Token ids of a text. Names of special tokens become those tokens, except the mask's: "[MASK]" in a corpus is no
-    mask."""
+    """Token ids of a text. Names of special tokens become those tokens, except the mask's: a corpus has no masks."""
     if mask is None or mask not in text:
         return tokenizer.encode(text)
     spelled = tokenizer.encode(mask, special=False)

@@ -49,8 +49,7 @@ class LeakGuard:
         return self.likeness(file, shared) >= NEAR
 
     def likeness(self, file: Text, shared: Counter[int] | None = None) -> float:
-        """The largest share of shingles that the file has in common with a held-out one, counted in the smaller of the
-        two."""
+        """The largest share of shingles in common with a held-out file, as a share of the smaller file's."""
         if shared is None:
             shared = Counter(number for line in telling_lines(file) for number in self._holders.get(line, ()))
         suspects = [number for number, n in shared.items() if n >= SUSPICIOUS_LINES]

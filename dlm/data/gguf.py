@@ -36,8 +36,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Packed:
-    """A tensor as the file declares it: `shape` in torch's order, GGUF's number of its packing, its offset in the
-    file."""
+    """A tensor as declared: `shape` in torch's order, GGUF's number of its packing, its offset in the file."""
 
     shape: tuple[int, ...]
     kind: int

@@ -1,5 +1,4 @@
-"""Reads the JSON files of a checkpoint, which may come from anyone: with limits on size and depth, and errors that name
-the file."""
+"""Reads the JSON files of a checkpoint, which may come from anyone, with limits on size and depth."""
 
 import json
 from pathlib import Path

@@ -162,8 +162,7 @@ class _Ahead:
         return found
 
     def stop(self, patience: float | None = PATIENCE) -> bool:
-        """Read no further. Returns whether the read under way ended within `patience` seconds (None: waits without
-        limit)."""
+        """Read no further; returns whether the read under way ended within `patience` seconds (None: no limit)."""
         atexit.unregister(self.stop)
         self._stopped, self._last = True, UserError("this loader was closed while it read: make a new one")
         self._room.release()

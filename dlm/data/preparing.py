@@ -30,8 +30,7 @@ class _Job:
     max_samples: int | None
 
     def request(self) -> dict[str, Any]:
-        """The job as the manifest describes it. `request`, a hash of it, tells whether unfinished shards are of the
-        same job."""
+        """The job as the manifest describes it; `request`, a hash, tells whether unfinished shards belong to it."""
         described = {
             "format": FORMAT,
             "length": self.length,

@@ -9,8 +9,8 @@ from dlm.data.documents import Document
 
 
 class Sample(TypedDict):
-    """One sequence: ids (length,) int32 and its number in the stream; prompt mask and order (length,) where the data
-    has them."""
+    """One sequence: ids (length,) int32, its number in the stream and, where the data has them, prompt mask and
+    order."""
 
     input_ids: NDArray[np.int32]
     index: int

@@ -1,4 +1,4 @@
-"""Responses: a model answers prompts that somebody has, into JSON lines that `data.source = "chat"` trains on."""
+"""A model answers prompts; the conversations are JSON lines that `data.source = "chat"` trains on."""
 
 import json
 import os
@@ -26,27 +26,27 @@ from dlm.prepare.prompts import Conversation, Messages, read_prompts
 
 COLUMNS = (TextColumn("[bold]prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 AT_ONCE = 16
-"""Batches that are queued together, so that one long answer holds up few others."""
+"""So many batches are queued together, so that one long answer delays few others."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What `respond` did: prompts it read; answers of theirs that the file has, and how many of those it wrote now."""
+    """What `respond` returns: prompts read, answers to them in the file, and answers written by this call."""
 
     prompts: int
     answers: int
     made: int
     unfinished: int
-    """Answers that reached the limit before their end, and lie in `unfinished_file` instead."""
+    """Answers that reached the length limit; they are in `unfinished_file` instead."""
     tokens: int
-    """Written now, the unfinished ones' included."""
+    """Tokens of the answers written by this call, unfinished ones included."""
     seconds: float
-    """From when the model was loaded."""
+    """Since the model was loaded."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One answer to be made. Its name tells everything that decides it."""
+    """One answer to be written; its name is a hash of everything that decides its tokens."""
 
     name: str
     messages: Messages
@@ -54,7 +54,7 @@ class Task:
 
 
 def unfinished_file(out: Path) -> Path:
-    """Where answers go that reached the limit before their end: they would teach to stop anywhere."""
+    """The file of answers that reached the length limit: trained on, they would teach a model to stop anywhere."""
     return out.with_name(f"{out.stem}.unfinished{out.suffix}")
 
 
@@ -95,7 +95,7 @@ def respond(config: ResponsesConfig) -> Answered:
 
 
 def _identity(lm: LM, config: ResponsesConfig) -> Any:
-    """What decides answers besides their prompts. The seed and the number of the sample are among the settings."""
+    """A hash of what decides answers besides their prompts; the settings include the seed."""
     settings = {
         "weights": weights_digest(lm.network),
         "template": lm.require_tokenizer().chat_template,
@@ -119,7 +119,7 @@ def _tasks(lm: LM, config: ResponsesConfig, conversation: Conversation, identity
 
 
 def _answers(lm: LM, config: ResponsesConfig, tasks: Sequence[Task]) -> Iterator[tuple[Task, Generation]]:
-    """Each with its answer as soon as those before it are there, too: lines stand in the order of the prompts."""
+    """Each task with its answer, in the order of the tasks, as soon as it and those before it are done."""
     if not tasks:
         return
     engine = engine_for(lm, [task.decoding for task in tasks], config.engine, config.responses.batch_size)
@@ -139,7 +139,7 @@ def _answers(lm: LM, config: ResponsesConfig, tasks: Sequence[Task]) -> Iterator
 
 
 def _write(file: IO[str], lm: LM, config: ResponsesConfig, task: Task, result: Generation) -> None:
-    """One line, whole and on the disk before the next."""
+    """Write one line, which is on the disk when this returns."""
     answer = {"role": "assistant", "content": result.text.strip()}
     line = {
         "messages": [*task.messages, answer],
@@ -155,7 +155,7 @@ def _write(file: IO[str], lm: LM, config: ResponsesConfig, task: Task, result: G
 
 
 def _opened(stack: ExitStack, path: Path) -> IO[str]:
-    """The file, to be added to; without the half of a line that a killed run left."""
+    """The file, opened for appending; half a line that a killed run left is cut off."""
     try:
         file = stack.enter_context(path.open("a+", encoding="utf-8"))
         file.seek(0)
@@ -168,7 +168,7 @@ def _opened(stack: ExitStack, path: Path) -> IO[str]:
 
 
 def _names(file: IO[str]) -> set[str]:
-    """The answers that a file has."""
+    """The names of the answers in a file."""
     file.seek(0)
     found: set[str] = set()
     for number, line in enumerate(file, 1):

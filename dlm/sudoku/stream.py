@@ -1,4 +1,4 @@
-"""Sudoku samples to train on, without end: puzzles of a pool, moved by Sudoku's symmetries."""
+"""Endless Sudoku samples for training: puzzles of a pool under random symmetries."""
 
 from collections.abc import Iterator
 from pathlib import Path

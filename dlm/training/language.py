@@ -43,7 +43,7 @@ class LanguageModel(TokenCosts, Trainable):
 
     @classmethod
     def start(cls, config: TrainConfig, a: Accelerator) -> Self:
-        """With its adapters attached, which alone are then trained."""
+        """The model with its adapters attached; then only these are trained."""
         adapters.check(config, a)
         lm = starting_point(config)
         adapters.attach(config, lm, a.device)
@@ -51,7 +51,7 @@ class LanguageModel(TokenCosts, Trainable):
 
     @property
     def lm(self) -> LM:
-        """The model as users hold it, with the weights of now."""
+        """The model as `dlm.load` returns it, with its current weights."""
         return replace(self._lm, network=self.network)
 
     def matrices(self) -> Matrices:
@@ -69,7 +69,7 @@ class LanguageModel(TokenCosts, Trainable):
         return objective
 
     def compile(self, objective: nn.Module) -> None:
-        """The network's body and the loss, each for itself."""
+        """torch.compile the network's body and the loss, each by itself."""
         assert isinstance(objective, Objective)
         objective.compile_parts()
 
@@ -83,7 +83,7 @@ class LanguageModel(TokenCosts, Trainable):
         return {"align": self.align.state_dict() if self.align else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """A UserError where the teacher is another one."""
+        """Refuse a checkpoint with another teacher."""
         if self.align:
             self.align.load_state_dict(state["align"])
 
@@ -109,7 +109,7 @@ class LanguageModel(TokenCosts, Trainable):
 
 
 def matrices_of(network: Transformer) -> Matrices:
-    """A network's parameters by optimiser group; what is in none is `scalar`."""
+    """A network's parameters by optimiser group; all others are `scalar`."""
     return {
         "hidden": [p for _, p in network.matrices() if p.ndim == 2],
         "embed": [m.weight for m in (network.embed, network.positions) if m is not None],

@@ -1,4 +1,4 @@
-"""The sections of what a run shows and keeps; none of them changes a number that it computes. Must import without torch."""
+"""The sections for validation, checkpoints, logs, pictures and profiles. Must import without torch."""
 
 import os
 from typing import ClassVar, Literal

@@ -145,7 +145,7 @@ def _legend(figure: "Figure") -> None:
 
 
 def _short(token: str, most: int) -> str:
-    """A token in ink: spaces and line breaks as signs, indentation as 8·, what fonts lack as escapes, the end cut off."""
+    """A token as drawn: white space as signs, indentation as 8·, non-ASCII as escapes, cut to `most` characters."""
     seen = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
     seen = re.sub("·{3,}", lambda run: f"{len(run[0])}·", seen)
     seen = "".join(c if c in "↵⇥·" or (c.isascii() and c.isprintable()) else ascii(c)[1:-1] for c in seen)

@@ -1,4 +1,4 @@
-"""Where a run's time and memory go: named ranges, a Chrome trace, a CUDA memory snapshot; and how fast it could be."""
+"""Profiles a run: named ranges, a Chrome trace, a CUDA memory snapshot, and the machine's greatest speed."""
 
 import os
 import time
@@ -167,7 +167,7 @@ def flops_a_token(
 
 
 def gemm_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s that this machine reaches in a large matrix product, measured now: what MFU is a share of."""
+    """FLOP/s of a large matrix product, measured now; MFU is a share of it."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     times = []

@@ -1,4 +1,4 @@
-"""What text costs under a network, in nats, with few logits in memory at a time."""
+"""The cost of text under a network, in nats, with few logits in memory at a time."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ def sequence_nats(
     valid: Bool[Tensor, "b l"] | None = None,
     first: int | Int[Tensor, " b"] | None = None,
 ) -> Float[Tensor, "b s"]:
-    """What each sequence's `answer` costs given the rest, in nats, as the network's own attention would generate it.
+    """The cost in nats of each sequence's `answer` given the rest, as the network's own attention would generate it.
 
     Bidirectional and block-causal networks: `samples` draws of the bound. Causal ones: the likelihood itself, once.
     All three count the same tokens, the first one included, so their bits a byte compare.
@@ -74,7 +74,7 @@ def sequence_nats(
 
 
 def masked_nats(network: Transformer, clean: Int[Tensor, "b l"], valid: Bool[Tensor, "b l"] | None = None) -> Nats:
-    """What the tokens of `clean` cost where they are masked, given what is shown; blocks see the clean ones before them."""
+    """A function that gives the cost of masked tokens of `clean`; blocks see the clean blocks before them."""
     kind, size = network.attention.kind, network.attention.block_length
 
     def nats(shown: Tensor, predicted: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def masked_nats(network: Transformer, clean: Int[Tensor, "b l"], valid: Bool[Ten
 
 
 class TokenCosts:
-    """A Transformer, as `HeldOut.bound` asks what text costs it."""
+    """A Transformer with the methods that `HeldOut.bound` calls."""
 
     def __init__(self, network: Transformer) -> None:
         self.network = network
@@ -110,7 +110,7 @@ class TokenCosts:
 def two_streams(
     noisy: Int[Tensor, "b l"], clean: Int[Tensor, "b l"], block_length: int | None
 ) -> tuple[Int[Tensor, "b m"], Int[Tensor, "b m"], AttentionSpec]:
-    """The canvas of one forward that shows every noisy block the clean blocks before it, its positions and attention."""
+    """Canvas, positions and attention of one forward in which every noisy block sees the clean blocks before it."""
     both = torch.cat((noisy, clean), dim=1)
     position = torch.arange(clean.shape[1], device=clean.device).repeat(2).expand_as(both)
     return both, position, AttentionSpec("two_stream", block_length)

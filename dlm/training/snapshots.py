@@ -1,4 +1,4 @@
-"""What [watch] shows of a language model: loss by mask ratio, a decoded text, and how sure it is of each token."""
+"""What [watch] shows of a language model: loss by mask ratio, a decoded text, and its confidence in each token."""
 
 from collections import deque
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ STRIP_MASKING = {"trajectory": "random", "complementary": "random"}
 
 
 class Snapshots:
-    """Looks at one model after another, as training goes on; remembers the points of the scatter."""
+    """Takes snapshots of a model during training; remembers the points of the scatter plot."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
@@ -40,7 +40,7 @@ class Snapshots:
     def snapshot(
         self, lm: LM, masking: Masking, batch: Batch, held: tuple[Tensor, Tensor] | None, step: int, draw: bool
     ) -> tuple[dict[str, float | str], dict[str, "Figure"]]:
-        """Values and, where asked to `draw`, figures; those of a text are of the held-out row, if there is one."""
+        """Values to log and, with `draw`, figures; the decoded text is the held-out row's answer."""
         row: dict[str, float | str] = {}
         points = self._points(lm.network, masking, batch, step)
         self.points.extend(points)
@@ -63,7 +63,7 @@ class Snapshots:
         return row, figures
 
     def _points(self, network: Transformer, masking: Masking, batch: Batch, step: int) -> list[Point]:
-        """Each row of the batch as training masked it in this step."""
+        """The loss of each row of the batch, masked as training masked it in this step."""
         points = []
         for view in masking.views(batch):
             loss, _, _ = answers(network, view)
@@ -76,7 +76,7 @@ class Snapshots:
         return points
 
     def _strips(self, lm: LM, ids: Tensor, answer: Tensor) -> list[Strip]:
-        """The row under masks that are the same at every look, from the fewest to the most."""
+        """The row under the same masks in every snapshot, from the fewest to the most."""
         c = self.config.objective.model_copy(update={"truncate_probability": 0.0})
         c = c.model_copy(update={"masking": STRIP_MASKING.get(c.masking, c.masking)})
         masking = masking_of(c, lm.config, self.config.train.seed)
@@ -86,7 +86,7 @@ class Snapshots:
         _, right, confidence = answers(lm.network, view)
         rows = zip(view.predicted, right, confidence, strict=True)
         strips = [Strip(*(part.tolist() for part in row)) for row in rows]
-        unlike = {tuple(strip.predicted): strip for strip in strips}  # one for the masks of an autoregressive model
+        unlike = {tuple(strip.predicted): strip for strip in strips}  # without masks all are the same
         return sorted(unlike.values(), key=lambda strip: strip.level)
 
 
@@ -112,9 +112,8 @@ def answers(network: Transformer, view: View) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def decode(lm: LM, ids: Tensor, answer: Tensor) -> Generation:
-    """The row's answer written by the model, a token a step: its end or, where all of it is answer, its second half.
-
-    An answer that lies between given tokens is filled in.
+    """The row's answer as the model writes it, a token a step. Where the whole row is answer, its second half is
+    written; an answer between given tokens is filled in.
     """
     given = (~answer).nonzero()
     if len(given) and lm.config.attention == "bidirectional":

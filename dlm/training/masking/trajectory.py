@@ -1,4 +1,4 @@
-"""Masks as a decoder met them: a block half filled in its recorded order, everything behind it still masked."""
+"""Masks as a decoder sees them: a block partly filled in its recorded order, everything behind it masked."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,7 +13,7 @@ from dlm.training.sections import ObjectiveConfig
 
 
 class TrajectoryMasking:
-    """d3LLM (arXiv 2601.07568): the tokens a block lacked at a point of its trajectory, asked of what stood there then.
+    """d3LLM (arXiv 2601.07568): predicts the tokens that a block still lacked at a point of its trajectory.
 
     A block is `block_length` consecutive tokens of what was decoded, counted from the first; of a block-causal network,
     those between two multiples of `block_length`, as its attention has them. Each sequence draws one of its blocks, and
@@ -30,7 +30,7 @@ class TrajectoryMasking:
         self.block_length, self.max_block_length = config.block_length, config.max_block_length or config.block_length
 
     def views(self, batch: Batch) -> list[View]:
-        """One view, or two: the second asks for what the first shows of the block, and shows what it asks for."""
+        """One view, or two: the second predicts the tokens of the block that the first one shows."""
         assert batch.order is not None, "trajectories come with data.source = traces"
         block, masked, later = self.draw(batch)
         views = []
@@ -41,9 +41,8 @@ class TrajectoryMasking:
         return views
 
     def draw(self, batch: Batch) -> tuple[Bool[Tensor, "b l"], Bool[Tensor, "b l"], Bool[Tensor, "b l"]]:
-        """Of each sequence its block, what of it was masked at its point, and all that comes after the block.
-
-        What was never decoded, as the padding, comes after every block: decoders see masks there.
+        """For each sequence: its block, the positions of it that were masked, and all positions after it. Positions
+        that were never decoded, such as padding, count as after every block: decoders see masks there.
         """
         assert batch.order is not None
         order = batch.order
