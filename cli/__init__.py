@@ -1,6 +1,6 @@
-"""The commands: each parses, calls one function of `dlm`, prints. Knows no algorithm."""
+"""The commands: each parses its options, calls one function of `dlm`, and prints the result."""
 
 import os
 
-# Looking for pydantic plugins reads the metadata of every installed package: a third of the start of a --help.
+# Pydantic's search for plugins reads the metadata of every installed package: a third of the time of a --help.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")

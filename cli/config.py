@@ -9,7 +9,7 @@ from dlm.inference.readers import SAMPLER_READERS
 from dlm.reading import judged, unread
 from dlm.trace.config import TraceConfig
 
-# defer_build: validators are made when something is validated, so that --help does without.
+# defer_build: validators are built at the first validation, which --help does not need.
 
 
 class JobConfig(BaseModel):
@@ -40,7 +40,7 @@ class JobConfig(BaseModel):
 
     @property
     def place(self) -> str:
-        """Where it was written, for messages: a file's line, an option."""
+        """Where the job is from, for messages: a file's line, an option."""
         return self._place
 
     @model_validator(mode="after")
@@ -122,7 +122,7 @@ class InferConfig(BaseModel):
 
 
 class ForkConfig(BaseModel):
-    """What `dlm-replay --fork-at` takes beside its own options: settings that lie over those of the trace."""
+    """Settings that `dlm-replay --fork-at` takes: they replace those of the trace."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -130,7 +130,7 @@ class ForkConfig(BaseModel):
 
 
 def unread_of(sampler: SamplerConfig, shared: SamplerConfig) -> str | None:
-    """What is wrong with the settings that a job gives itself, beside those it has from `shared`; None for nothing."""
+    """What is wrong with a job's own settings, without those that it inherits from `shared`; None if nothing is."""
     inherited = {name for name in shared.model_fields_set if getattr(shared, name) == getattr(sampler, name)}
     return unread(
         sampler, SAMPLER_READERS, (name for name in judged(sampler, SAMPLER_READERS) if name not in inherited)

@@ -1,4 +1,4 @@
-"""One batch of jobs through the engine, and onto the screen: what `dlm-infer` does, with and without --chat."""
+"""Decodes one batch of jobs for `dlm-infer`, with and without --chat, and shows the results."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def decode(
     said: str | None = None,
     draft: Any = None,
 ) -> "list[Generation]":
-    """Decode one batch of jobs alike, and show it.
+    """The results of one batch of jobs with the same model and sampler; shows them too.
 
     Results name the prompt they answer: the job's own text or puzzle or, of a conversation, what the user `said` last.
     """

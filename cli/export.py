@@ -67,7 +67,7 @@ def _work(options: Options) -> None:
     dtype = options.value("--dtype", stored)
     if merging:
         stored = "float32"
-    elif is_gguf(source):  # unpacked straight to what is written
+    elif is_gguf(source):  # unpacked directly to the dtype that is written
         stored = dtype
     lm = dlm.load(name, device="cpu", dtype=stored, adapter=adapter)
     dlm.save(

@@ -1,4 +1,4 @@
-"""What a command line may hold beside the keys of its config: plain options, and words without dashes."""
+"""What a command line takes besides the keys of its config: plain options, and words without dashes."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ class Flag:
     name: str
     metavar: str = ""
     help: str = ""
-    sets: str = ""  # dotted key that gets the value, or becomes true
+    sets: str = ""  # dotted key of the config that it sets; to true, if it takes no value
     repeatable: bool = False
     required: bool = False
-    alone: str | None = None  # the value where none follows; without it, one has to
-    kind: Callable[[str], Any] = str  # makes the value of its text, or raises ValueError
+    alone: str | None = None  # the value if none is given; None: one is required
+    kind: Callable[[str], Any] = str  # turns text into the value, or raises ValueError
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ BOLD, CYAN, YELLOW, PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[33m", "\x1b[0m"
 
 
 def print_page(command: Command) -> None:
-    """Write the page to standard output. Plain text rather than rich: importing rich takes longer than all the rest."""
+    """Write the page to standard output. Plain text: importing rich would take longer than all the rest."""
     print("\n".join(page(command, shutil.get_terminal_size((100, 24)).columns, sys.stdout.isatty())))
 
 

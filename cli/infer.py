@@ -67,7 +67,7 @@ def _work(config: InferConfig, options: Options) -> None:
     from .show import Printer, draft_of, lm_of, names_of, recording
 
     output, trace = options.value("--output"), config.trace
-    if int(os.environ.get("RANK", "0")) > 0:  # torchrun: all processes decode alike, the first one tells
+    if int(os.environ.get("RANK", "0")) > 0:  # torchrun: all processes decode the same, and only the first one prints
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         output, trace = None, trace.model_copy(update={"enabled": False})
     names = [name for job in jobs for name in names_of(job)]

@@ -1,4 +1,4 @@
-"""What there is to decode: jobs from a config, from flags, from standard input or from JSON lines. Decodes nothing."""
+"""The jobs that are to be decoded: from a config, from options, from standard input or from JSON lines."""
 
 import json
 import re
@@ -44,24 +44,24 @@ def collect(config: InferConfig, options: Options) -> list[JobConfig]:
 
 
 def name_of(number: int, config: InferConfig) -> str:
-    """The id of a job that has none: its number or, where traces are kept, one that no other has."""
+    """The id of a job that has none: its number or, where traces are kept, a random one."""
     return token_hex(4) if config.trace.enabled else str(number)
 
 
 def batches(jobs: Iterable[JobConfig], size: int) -> Iterator[list[JobConfig]]:
-    """Neighbours alike in model, sampler and kind, at most `size` together."""
+    """Batches of at most `size` neighbouring jobs with the same model, sampler and kind."""
     for _, alike in groupby(jobs, key=lambda job: (job.model, job.sampler, has_holes(job))):
         run = list(alike)
         yield from (run[start : start + size] for start in range(0, len(run), size))
 
 
 def has_holes(job: JobConfig) -> bool:
-    """Whether the job is to fill what is missing rather than to continue."""
+    """Whether the job fills holes, rather than continues a text."""
     return job.sudoku is not None or HOLE.search(job.prompt or "") is not None
 
 
 def _check_ids(jobs: Iterable[JobConfig]) -> None:
-    """Refuse two jobs with one id: the id is all that names a result."""
+    """Refuse two jobs with the same id: only the id tells their results apart."""
     places: dict[str, str] = {}
     for job in jobs:
         if job.request_id in places:
@@ -74,7 +74,7 @@ def _check_ids(jobs: Iterable[JobConfig]) -> None:
 
 
 def _check_sudoku(job: JobConfig, name: str) -> None:
-    """Refuse a puzzle that is none, before a model is loaded for it."""
+    """Refuse an invalid puzzle before a model is loaded."""
     if job.sudoku is not None:
         from dlm.sudoku.text import parse_puzzle
 
@@ -85,7 +85,7 @@ def _check_sudoku(job: JobConfig, name: str) -> None:
 
 
 def _from(flag: str, config: InferConfig, options: Options) -> Iterable[tuple[JobConfig, str]]:
-    """Jobs, each with the place it was written at."""
+    """The jobs, each with the place it is from."""
     given = options.given.get(flag, [])
     if flag == "--prompt":
         named = [flag if len(given) == 1 else f"{flag} {number}" for number in range(1, len(given) + 1)]
@@ -107,7 +107,7 @@ def _job(config: InferConfig, prompt: str) -> JobConfig:
 
 
 def _text(name: str) -> str:
-    """A prompt file, without the line end that editors put last. `-` is standard input."""
+    """The text of a prompt file, without the last line end; `-` is standard input."""
     if name == "-":
         return unicode(standard_input().read(), "standard input").removesuffix("\n")
     try:
@@ -118,7 +118,7 @@ def _text(name: str) -> str:
 
 
 def _lines(config: InferConfig, name: str) -> Iterator[tuple[JobConfig, str]]:
-    """One job a line: a string, or an object with the keys of [[job]]; its sampler lies over the shared one."""
+    """One job a line: a string, or an object with the keys of [[job]]; its sampler is merged over the shared one."""
     shared = {
         name: {key: getattr(section, key) for key in section.model_fields_set}
         for name, section in (("model", config.model), ("sampler", config.sampler))

@@ -22,12 +22,12 @@ GIVEN = -1  # "committed at step -1": the user's own text
 REFUSED = "strike red"
 """A drafted token that the model did not take."""
 TAKEN = "underline "
-"""Before the style of a drafted token that it took."""
+"""Prefix to the style of a drafted token that the model took."""
 HEAT = ("bold black on bright_yellow", "bold bright_yellow", "bright_green", "green", "cyan", "bright_blue")
 
 
 class Canvas:
-    """One request as it fills, the first of its batch: its tokens, and the step at which each was committed."""
+    """The state of the first request of a batch: its tokens, and the step at which each was committed."""
 
     def __init__(self, mask_id: int | None) -> None:
         self.mask_id = mask_id
@@ -36,14 +36,14 @@ class Canvas:
         self.step, self.nfe = 0, 0
         self.request_id: str | None = None
         self.drafts: dict[int, int] = {}
-        """Refused tokens by their positions, while they can be seen: until the next step."""
+        """Refused tokens by position; they are shown until the next step."""
         self.taken: set[int] = set()
         """Positions of drafted tokens that were taken."""
 
     def update(self, event: StepEvent) -> None:
         self.request_id = event.request_ids[0] if self.request_id is None else self.request_id
         if self.request_id not in event.request_ids:
-            return  # this one is done, others of its batch are not
+            return  # the shown request is done, others of its batch are not
         row = list(event.request_ids).index(self.request_id)
         length = event.lengths[row]
         changed = np.asarray(event.committed)[row, :length] | np.asarray(event.edited)[row, :length]
@@ -97,7 +97,7 @@ class View:
         self.canvas = Canvas(mask_id)
         self.marks = [] if console.is_terminal else [(k + 1) / (snapshots + 1) for k in range(snapshots)]
         self.live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
-        self.rested = 0.0  # seconds slept to be watchable: no part of the model's speed
+        self.rested = 0.0  # seconds slept between pictures; not counted in the speed
         self.started = time.perf_counter()
 
     def __enter__(self) -> View:

@@ -1,6 +1,6 @@
 """The one parser of all commands: config files, dotted overrides, plain options, words and subcommands.
 
-Nothing here imports pydantic before a command with a config asks for it: dlm-replay starts in a twentieth of a second.
+Pydantic is imported only for commands with a config: dlm-replay starts in a twentieth of a second.
 """
 
 import json
@@ -39,14 +39,14 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One console command or subcommand: what it reads. The function that does its work is handed to `run`."""
+    """One command or subcommand: its config, options and words. The function that does its work is given to `run`."""
 
     name: str
     summary: str
     config: "type[BaseModel] | None" = None
     flags: tuple[Flag, ...] = ()
     words: tuple[Word, ...] = ()
-    unchecked: str = ""  # overrides that begin so are taken as they come: the command checks them where it reads them
+    unchecked: str = ""  # overrides with this prefix are not checked here: the command does it
 
     @property
     def all_flags(self) -> tuple[Flag, ...]:
@@ -54,9 +54,8 @@ class Command:
         return (*self.flags, *(CONFIG_FLAGS if self.config is not None else ()), *COMMON_FLAGS)
 
     def run(self, work: Callable[..., int | None], argv: Sequence[str] | None = None) -> int:
-        """Parse, answer --help and its like, else call the work. Returns the exit status.
-
-        The work is called with the config and the options; with the options alone where there is no config.
+        """The exit status, after --help and its like or the work is done. `work` gets the config and the options, or
+        only the options where there is no config.
         """
         return streams.run(self.name.split()[0], lambda: self._run(work, sys.argv[1:] if argv is None else argv))
 
@@ -81,7 +80,7 @@ class Command:
         return work(config, options)
 
     def parse(self, argv: Sequence[str]) -> Options:
-        """Sort the words of a command line. An unknown option is an error that names the nearest known one."""
+        """The parsed command line. An unknown option is an error that names the nearest known one."""
         options, words = Options(), deque(argv)
         flags = {flag.name: flag for flag in self.all_flags}
         while words:
@@ -107,7 +106,7 @@ class Command:
                     text, equals = str(not off).lower(), "="
                 text = text if equals else _next(name, words)
                 if not equals and field.is_strings and words and not words[0].startswith("--"):
-                    text = json.dumps([text, *_until_option(words)])  # what a shell makes of --data.paths *.txt
+                    text = json.dumps([text, *_until_option(words)])  # the shell expands --data.paths *.txt
                 options.overrides[key] = unicode(text, f"{COMMAND_LINE}: --{key}")
         return options
 
@@ -181,7 +180,7 @@ def run_subcommand(
     argv: Sequence[str] | None = None,
     otherwise: tuple[Command, Callable[..., int | None]] | None = None,
 ) -> int:
-    """Run the subcommand that the first word names; without one `otherwise`, or the list of them."""
+    """The exit status of the subcommand that the first word names; else of `otherwise`, or of listing them."""
     word, *rest = list(sys.argv[1:] if argv is None else argv) or ["" if otherwise else "--help"]
     if word in table:
         command, work = table[word]

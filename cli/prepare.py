@@ -1,4 +1,4 @@
-"""`dlm-prepare`: make beforehand what a training run then reads."""
+"""`dlm-prepare`: make data that a training run reads."""
 
 from collections.abc import Sequence
 

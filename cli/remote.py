@@ -15,7 +15,7 @@ from .streams import standard_input, to_json, unicode
 
 
 def decode_there(url: str, config: InferConfig, options: Options) -> None:
-    """Ask the server at this address for each job, or hold a conversation with it."""
+    """Send each job to the server at this address, or chat with it, and print the answers."""
     for name in ("engine", "trace"):
         if (given := getattr(config, name).model_fields_set) and name in config.model_fields_set:
             raise UserError(f"[{name}] {sorted(given)[0]} is the server's own with --url: set it where dlm-serve runs")
@@ -46,7 +46,7 @@ def _answer(client: Client, model: str, job: JobConfig, samples: int) -> dict[st
 
 
 def _settings(job: JobConfig) -> dict[str, Any]:
-    """What the job says of [sampler], by the names of a request. The seed is always told: it has a default here."""
+    """The job's sampler settings as fields of a request. The seed is always sent, since it has a default here."""
     given = job.sampler.model_dump(mode="json", include=job.sampler.model_fields_set - {"num_samples"})
     ends = ("gen_length", "max_gen_length", "stop") if has_holes(job) else ()
     found = {name: value for name, value in given.items() if value is not None and value != [] and name not in ends}
@@ -77,7 +77,7 @@ def _show(answer: dict[str, Any], job: JobConfig, config: InferConfig, sink: Any
 
 
 def _chat(client: Client, model: str, config: InferConfig) -> None:
-    """Turn by turn, each answer as it comes."""
+    """Chat with the server, and print each answer while it comes."""
     stream, messages = standard_input(), []
     job = JobConfig(prompt="", sampler=config.sampler)
     while line := _line(stream):

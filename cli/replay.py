@@ -111,7 +111,7 @@ def _heading(trace: "Trace", k: int) -> None:
 
 
 def _facts(trace: "Trace", states: range | None) -> dict[str, Any]:
-    """The trace as plain values; its states of the steps `states`."""
+    """The trace as JSON values, with its states of the steps `states`."""
     facts: dict[str, Any] = {
         "request_id": trace.request_id,
         "text": trace.text() if trace.pieces is not None else None,
@@ -129,7 +129,7 @@ def _facts(trace: "Trace", states: range | None) -> dict[str, Any]:
 
 
 def _verify(path: Path, trace: "Trace", options: Options) -> int:
-    """Run the model again. Exit status 1 where it does something else."""
+    """Run the model again and compare; exit status 1 if anything differs."""
     lm = _model(trace, options)
     from dlm import replay  # type: ignore[attr-defined]
     from dlm.trace.reader import TraceReader
@@ -194,7 +194,7 @@ def _model(trace: "Trace", options: Options) -> Any:
 
 
 def _pieces(trace: "Trace") -> Any:
-    """What tokens look like, from the model's own folder, where the store was not told."""
+    """The text of tokens, from the model's folder, for a trace whose store does not hold it."""
     from importlib.resources import files
 
     from dlm.trace.pieces import Pieces

@@ -1,4 +1,4 @@
-"""How results reach the user: live view, text with a summary line, or JSON lines. Knows neither models nor sampling."""
+"""Shows results: as a live view, as text with a summary line, or as JSON lines."""
 
 import json
 import os
@@ -38,11 +38,11 @@ def _load(**section: Any) -> "LM":
 
 
 _drafts: dict[tuple[str, int], tuple[Any, Any]] = {}
-"""Drafts that were loaded, each with its model, so that no other one gets its number."""
+"""Loaded drafts, each with its model, which keeps the model's id() from being reused."""
 
 
 def draft_of(name: str | None, lm: "LM") -> Any:
-    """What [draft] names, loaded once for a model."""
+    """The draft that [draft] names, loaded once for each model."""
     if name is None:
         return None
     if (name, id(lm)) not in _drafts:
@@ -70,7 +70,7 @@ def recording(config: TraceConfig, names: Sequence[str] = ()) -> "Iterator[Trace
 
 
 def _refuse_taken(store: "TraceStore", names: Sequence[str]) -> None:
-    """Tell of used ids before a model is loaded, and long before its work is done."""
+    """Refuse ids that are taken, before a model is loaded."""
     for name in filter(store.wants, names):
         if name in store:
             raise UserError(
@@ -93,7 +93,7 @@ class Printer:
     def __enter__(self) -> "Printer":
         if self.file is not None:
             try:
-                # What it holds is lost when the first result comes, not by a mistake before it.
+                # Opened for appending: its content is lost only when the first result comes.
                 self.sink = Path(self.file).open("a", encoding="utf-8")
             except (OSError, ValueError) as error:
                 raise self._unwritable(error) from None
@@ -103,7 +103,7 @@ class Printer:
         if self.sink is not None:
             if error[0] is None and not self.written:
                 self._empty()
-            with suppress(OSError):  # a full disk: the result that could not be written was reported then
+            with suppress(OSError):  # a full disk was reported when the result could not be written
                 self.sink.close()
             if not self.output.quiet:
                 print(f"{self.file}: {self.written} results", file=sys.stderr)
@@ -152,7 +152,7 @@ class Printer:
         self.seconds = view.seconds
 
     def show(self, lm: "LM", job: JobConfig, result: "Generation", said: str | None = None) -> None:
-        """Print one result in the form that was asked for.
+        """Print one result in the chosen form.
 
         JSON names the prompt it answers: the job's own text or puzzle or, of a conversation, what the user `said` last.
         """
@@ -219,7 +219,7 @@ class Printer:
 
 def _threads(lm: "LM") -> str:
     """How many threads compute, and whose kernels; nothing for a model that is not on a CPU."""
-    device = getattr(lm, "device", None)  # a stand-in for a model has none
+    device = getattr(lm, "device", None)  # test doubles have none
     if device is None or device.type != "cpu":
         return ""
     from dlm.kernels.paths import described
@@ -247,7 +247,7 @@ def _solution(lm: "LM", puzzle: str, answer: str) -> tuple[Any, Text]:
     canvas = Canvas(lm.mask_id)
     canvas.tokens = np.asarray(lm.encode(answer))
     canvas.when = np.where(given > 0, -1, 0)
-    canvas.step = 99  # all of it long settled
+    canvas.step = 99  # long after the last step, so that nothing is highlighted
     solved = check_solution(given, np.array([int(character) for character in answer if character.isdecimal()]))
     verdict = (
         Text("solved: every row, column and box holds 1 to 9", "green") if solved else Text("not a solution", "red")
@@ -256,5 +256,5 @@ def _solution(lm: "LM", puzzle: str, answer: str) -> tuple[Any, Text]:
 
 
 def _plain(lm: "LM") -> Callable[[Sequence[int]], str]:
-    """Decoding that hides nothing: the view shows special tokens too."""
+    """Decode with special tokens, which the view shows too."""
     return lambda ids: lm.decode(ids, skip_special=False)

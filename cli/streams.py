@@ -1,4 +1,4 @@
-"""Standard streams, and how a command ends: its exit status, one line instead of a traceback. Knows no command."""
+"""Standard streams, and how a command ends: with an exit status, and with one line instead of a traceback."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from dlm.errors import UserError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What writing to a full or broken disk says."""
+"""Error numbers of writing to a full or broken disk."""
 
 
 def run(name: str, work: Callable[[], int | None]) -> int:
@@ -19,7 +19,7 @@ def run(name: str, work: Callable[[], int | None]) -> int:
         _write_any_text()
         status = work() or 0
         if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be written is to be known here, not when Python exits
+            sys.stdout.flush()  # a failed write shows here, not when Python exits
         return status
     except UserError as error:
         print(f"{name}: {error}", file=sys.stderr)
@@ -40,7 +40,7 @@ def run(name: str, work: Callable[[], int | None]) -> int:
 
 
 def standard_input() -> Any:
-    """Standard input, read as UTF-8 whatever the locale says; bytes that are none come as surrogates."""
+    """Standard input, read as UTF-8 whatever the locale; invalid bytes become surrogates."""
     if sys.stdin is None:
         raise UserError("standard input is closed")
     reconfigure = getattr(sys.stdin, "reconfigure", None)  # a stream of a test has none
@@ -50,7 +50,7 @@ def standard_input() -> Any:
 
 
 def unicode(text: str, place: str) -> str:
-    """The text, bytes that the locale could not read taken for UTF-8. Raises UserError where it is no Unicode text."""
+    """The text with its surrogates decoded as UTF-8 bytes. UserError, naming `place`, where it is no Unicode text."""
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeEncodeError as error:
@@ -72,7 +72,7 @@ def to_json(value: Any) -> str:
 
 
 def _write_any_text() -> None:
-    """Where a terminal has no such character (LANG=C), standard output shows its number instead."""
+    """Print characters that a stream cannot encode (LANG=C) as escapes, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)  # a stream of a test has none
         if reconfigure is not None and stream.errors in ("strict", "surrogateescape"):
@@ -80,5 +80,5 @@ def _write_any_text() -> None:
 
 
 def _drop_the_rest() -> None:
-    """What is still buffered goes nowhere; else Python would try again, and complain, as it exits."""
+    """Discard buffered output: Python would try to write it again at exit, and fail with a traceback."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""How many threads a command computes on, and how they wait for one another: settled before torch starts.
+"""Sets the number of threads of a command, and how they wait for one another, before torch starts.
 
 Only commands do this. `import dlm` leaves the environment of the program that imports it alone.
 """
@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Environment variables that say how threads wait. Whoever sets one of them keeps what was set."""
+"""Environment variables that say how threads wait. If the user has set one, none is changed."""
 BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 """GNU's OpenMP: 20 to 60 microseconds. LLVM's and Intel's: a millisecond, the least above none."""
 
 
 def settle_threads() -> None:
-    """Let threads sleep soon after their work is done, and have no more of them than this process may keep busy.
+    """Make threads sleep soon after their work, and start no more than this process may keep busy.
 
     By default they spin for many milliseconds. That is fast on an idle machine; but where another process has one of
     the cores, every thread spins until all have had their turn. Decoding on two threads then takes 20 times as long.

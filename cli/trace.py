@@ -1,4 +1,4 @@
-"""`dlm-trace`: what is in a trace store, and keeping it in order."""
+"""`dlm-trace`: list, show, export and maintain the traces of a store."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ls(store: "TraceStore", options: Options) -> None:
     from dlm.trace.times import iso, moment
 
-    wanted = {"model": options.value("--model"), "since": options.value("--since")}
-    rows = store.find(**wanted, newest=options.value("-n", 2**31))
+    filters = {"model": options.value("--model"), "since": options.value("--since")}
+    rows = store.find(**filters, newest=options.value("-n", 2**31))
     if "--json" in options.given:
         for row in rows:
             facts = {"request_id": row.request_id, "stored": iso(row.at), "context": row.context, "bytes": row.size}
@@ -82,27 +82,27 @@ def _diff(store: "TraceStore", options: Options) -> int:
 def _export(store: "TraceStore", options: Options) -> None:
     url = options.words[0]
     written = store.export(url, **_given(rows=options.value("--rows")))
-    _tell(options, {"url": url, "written": written}, f"{url}: {written} more traces")
+    _print(options, {"url": url, "written": written}, f"{url}: {written} more traces")
 
 
 def _import(store: "TraceStore", options: Options) -> None:
     url = options.words[0]
     taken = store.import_(url, mask_id=options.value("--mask-id"), overwrite="--overwrite" in options.given)
     store.flush()
-    _tell(options, {"url": url, "taken": taken}, f"{url}: {taken} traces taken in")
+    _print(options, {"url": url, "taken": taken}, f"{url}: {taken} traces taken in")
 
 
 def _fsck(store: "TraceStore", options: Options) -> int:
     report = store.fsck()
     lines = [*report.database, *(f"{_line(name)}: {what}" for name, what in report.damaged.items())]
     text = "\n".join([*lines, f"{report.traces} traces are whole, {len(report.damaged)} damaged"])
-    _tell(options, {"ok": report.ok, **vars(report)}, text)
+    _print(options, {"ok": report.ok, **vars(report)}, text)
     return 0 if report.ok else 1
 
 
 def _gc(store: "TraceStore", options: Options) -> None:
     gone = store.gc(options.value("--keep"))
-    _tell(options, {"deleted": gone}, f"{gone} traces deleted, {len(store)} kept")
+    _print(options, {"deleted": gone}, f"{gone} traces deleted, {len(store)} kept")
 
 
 def _redact(store: "TraceStore", options: Options) -> None:
@@ -110,14 +110,14 @@ def _redact(store: "TraceStore", options: Options) -> None:
     if bool(names) == everything:
         raise UserError("redact: give the ids of traces, or --all")
     count = store.redact(None if everything else names, "hash" if "--hash" in options.given else "omit")
-    _tell(options, {"redacted": count}, f"{count} traces have no prompt any more")
+    _print(options, {"redacted": count}, f"{count} traces have no prompt any more")
 
 
 def _train_dict(store: "TraceStore", options: Options) -> None:
     number, recompress = store.train_dict(**_given(size=options.value("--size"))), "--recompress" in options.given
     saved = store.recompress() if recompress else 0
     text = f"dictionary {number} is used from now on" + (f"; {saved:,} bytes saved" if recompress else "")
-    _tell(options, {"dictionary": number, "saved": saved}, text)
+    _print(options, {"dictionary": number, "saved": saved}, text)
 
 
 def _stats(store: "TraceStore", options: Options) -> None:
@@ -125,7 +125,7 @@ def _stats(store: "TraceStore", options: Options) -> None:
     text = stats | {name: "none" if stats[name] is None else _local(stats[name]) for name in ("first", "last")}
     text["models"] = ", ".join(f"{_line(model)}: {count}" for model, count in stats["models"].items()) or "none"
     text["dictionaries"] = ", ".join(map(str, stats["dictionaries"])) or "none"
-    _tell(options, stats, "\n".join(f"{name + ':':<24}{value}" for name, value in text.items()))
+    _print(options, stats, "\n".join(f"{name + ':':<24}{value}" for name, value in text.items()))
 
 
 def _given(**settings: Any) -> dict[str, Any]:
@@ -140,18 +140,18 @@ def _local(time: str) -> str:
     return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _tell(options: Options, facts: dict[str, Any], text: str) -> None:
+def _print(options: Options, facts: dict[str, Any], text: str) -> None:
     print(to_json(facts) if "--json" in options.given else text)
 
 
 def _line(text: str) -> str:
-    """Foreign text on one line, without what would steer a terminal; an id may hold anything."""
+    """Text on one line, control characters replaced: an id may hold any character."""
     shown = "".join(character if character.isprintable() else "�" for character in text)
     return shown if len(shown) <= 120 else f"{shown[:119]}…"
 
 
 def _kept(text: str) -> int | str:
-    """What `gc` keeps: a number of traces, or an age as it is."""
+    """The value of --keep: a number of traces as int, or an age as text."""
     return count(text) if text.isdecimal() else text
 
 

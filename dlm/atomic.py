@@ -1,4 +1,4 @@
-"""Files and folders that are either whole or absent: written beside, synced, renamed. All of `dlm` writes through here."""
+"""Writes files and folders so that they are whole or absent: into a temporary one, synced, then renamed."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from dlm.errors import UserError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text`, never leaving half of it."""
+    """Replace a file's content by `text`, all or nothing."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 

@@ -37,14 +37,14 @@ class Origins:
     order: Sequence[str]
 
     def inherited(self, key: Key, decider: Key) -> bool:
-        """Whether the value at `key` is from an earlier file than the one at `decider`, which so laid itself over it."""
+        """Whether the value at `key` is from an earlier file than the one at `decider`, and so was overridden."""
         first, second = (self.sources.get(one) for one in (key, decider))
         known = first in self.order and second in self.order
         return known and self.order.index(str(first)) < self.order.index(str(second))
 
 
 def load(cls: type[Config], files: Sequence[str | Path] = (), overrides: Mapping[str, str] | None = None) -> Config:
-    """Read `files` (paths or shipped names; later ones win), apply dotted `overrides`, validate into `cls`."""
+    """A config of `cls` from `files` (paths or shipped names; later ones win) and dotted `overrides`."""
     merged: dict[str, Any] = {}
     sources: dict[Key, str] = {}
     for file in files:
@@ -56,7 +56,7 @@ def load(cls: type[Config], files: Sequence[str | Path] = (), overrides: Mapping
 
 
 def check(cls: type[Config], table: Mapping[str, Any], source: str) -> Config:
-    """Validate one table that is already read; `source` is what the messages blame."""
+    """A config from a table; `source` names the table in messages."""
     merged: dict[str, Any] = {}
     sources: dict[Key, str] = {}
     _merge(merged, table, source, sources)
@@ -171,7 +171,7 @@ def _validate(
 def _explain(
     errors: Sequence[ErrorDetails], cls: type[BaseModel], data: Mapping[str, Any], sources: dict[Key, str], origin: str
 ) -> list[str]:
-    """One line a mistake, pydantic's several complaints about one value gathered."""
+    """The messages, one a mistake: pydantic's several complaints about one value become one."""
     gathered: dict[Key, list[ErrorDetails]] = {}
     for error in errors:
         if error["type"] == "default_factory_not_called":  # it needs a value that another error is about
@@ -214,9 +214,9 @@ def _sentence(
     if values and isinstance(value, (Mapping, BaseModel)):  # a combination that a section's own check refused
         return f"{where}: {f'[{path}] ' if key else ''}{_words(values[0])}"
     annotation = annotation_at(cls, key)
-    wanted = _words(values[0]) if values else f"expected {type_name(annotation)}"
+    expected = _words(values[0]) if values else f"expected {type_name(annotation)}"
     near = nearest(value, choices(annotation)) if isinstance(value, str) else ""
-    return f"{where}: {path} = {_show(value)}: {wanted}{near}"
+    return f"{where}: {path} = {_show(value)}: {expected}{near}"
 
 
 def _known(cls: type[BaseModel], key: Key) -> str:

@@ -1,4 +1,4 @@
-"""What a config class asks for: its leaves, their types in words, and text made into values of them. Knows no file."""
+"""The fields of a config class: lists them, names their types in words, and parses text into their values."""
 
 import types
 from collections.abc import Iterator, Mapping
@@ -141,7 +141,7 @@ def annotation_at(cls: type[BaseModel], key: Key) -> Any:
 
 
 def parse(text: str, annotation: Any) -> Any:
-    """A command-line word as the TOML value it spells or, where the field wants that, as the bare string it is."""
+    """A command-line word as a TOML value or, where the field takes text, as the string itself."""
     try:
         value = tomli.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML; a number of 5,000 digits, a thousand brackets
@@ -157,7 +157,7 @@ def parse(text: str, annotation: Any) -> Any:
 
 
 def prepare(value: Any, annotation: Any) -> Any:
-    """What TOML cannot spell, made by type: tuples from lists, paths and enums from strings, None from "none".
+    """The value with types that TOML lacks: tuples from lists, paths and enums from strings, None from "none".
 
     A string where only a list of strings can stand is a list of this one.
     """

@@ -1,4 +1,4 @@
-"""Which settings decided which steps of a forked trace, kept among its own facts."""
+"""The settings that decided each step of a forked trace, which the trace stores."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def stretches(trace: Trace, parents: Parents | None = None) -> list[Stretch]:
 
 
 def lineage(parent: Trace, step: int, child: Trace) -> list[dict[str, Any]]:
-    """What a child of `parent` forked at `step` keeps of the steps before: where each stretch ends, what differed then."""
+    """What a child of `parent`, forked at `step`, stores of the steps before: the end and settings of each stretch."""
     settings, entries = settings_of(child), []
     same_weights = parent.context.get("weights") == child.context.get("weights")
     for stretch in stretches(parent):

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ValidationInfo
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """What reads a setting, and only under which value of another."""
+    """Under which value of another setting a setting is read."""
 
     decides: str
-    """The other setting, in a section of its own with a dot."""
+    """The other setting's key; dotted if it is in an inner section."""
     where: str
     """The condition in words, after "is only read"."""
     reads: Callable[[Any], bool]

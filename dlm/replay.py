@@ -1,4 +1,4 @@
-"""A trace and its model: run it again and compare, score what was recorded, go on from a step with other settings."""
+"""Runs a trace's model again: to verify the trace, to score its tokens, or to go on from a step with other settings."""
 
 from dataclasses import asdict, dataclass
 from functools import partial

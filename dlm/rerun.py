@@ -1,4 +1,4 @@
-"""A recorded request decoded once more by an engine like the one that recorded it."""
+"""Decodes a recorded request again, with an engine like the one that recorded it."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -24,7 +24,7 @@ from dlm.trace.trace import Trace
 
 
 class _Script:
-    """Decides as a trace did, up to a step; then lets the rule decide."""
+    """A script that repeats a trace's decisions up to a step; after that the rule decides."""
 
     def __init__(self, trace: Trace, upto: int) -> None:
         self.upto = upto
@@ -57,7 +57,7 @@ class _Script:
 
 
 class _Once:
-    """Stands in for a store: hands out the recorder of one trace, and keeps nothing."""
+    """A store for one run: it gives out one recorder and keeps nothing."""
 
     def __init__(self, keep: tuple[str, ...], topk: int) -> None:
         self.keep, self.topk = keep, topk
@@ -107,7 +107,7 @@ def rerun(
 
 
 def _drafts(trace: Trace) -> Any:
-    """What drafts as it was recorded."""
+    """A draft that repeats the recorded drafts."""
     if trace.context["sampler"].get("verify") == "reject":
         raise UserError(
             f'trace {trace.request_id[:60]!r} was written with verify = "reject", whose text depends on what its draft '

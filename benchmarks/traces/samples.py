@@ -45,14 +45,14 @@ def _ids(tokenizer: Tokenizer, store: int, teach: int) -> list[np.ndarray]:
     from dlm.data.source import rows_of
     from dlm.evaluation.about import STDLIB
 
-    wanted, found = (store, teach), ([], [])
+    sizes, found = (store, teach), ([], [])
     for number, row in enumerate(rows_of(STDLIB, "train")):
         sort = int(number % TEACH == 0)
-        if len(found[sort]) < wanted[sort]:
+        if len(found[sort]) < sizes[sort]:
             found[sort].extend(tokenizer.encode(row.value["text"], special=False))
-        if all(len(ids) >= size for ids, size in zip(found, wanted, strict=True)):
+        if all(len(ids) >= size for ids, size in zip(found, sizes, strict=True)):
             break
-    return [np.resize(np.array(ids, np.int32), size) for ids, size in zip(found, wanted, strict=True)]
+    return [np.resize(np.array(ids, np.int32), size) for ids, size in zip(found, sizes, strict=True)]
 
 
 def _tokenizer(name: str | None) -> Tokenizer:

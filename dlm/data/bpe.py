@@ -1,6 +1,6 @@
-"""Merges of a byte-level BPE, learned in a process of its own. Imports `tokenizers` alone: it starts in a moment.
+"""Learns the merges of a byte-level BPE, as a program of its own. Imports only `tokenizers`, so that it starts fast.
 
-The trainer is one long call that sees no signal. Another process can be ended at any time.
+The trainer is one long call that Ctrl-C cannot interrupt; a separate process can be killed at any time.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""What one rendering of a template may still do: its steps, and the characters that it makes.
+"""Limits for one rendering of a template: how many steps it may take, and how many characters it may make.
 
-Everything is accounted for before it is computed, and counted alike on every machine: no clock takes part.
+Work is counted before it is done, and the same on every machine: there is no time limit.
 """
 
 import math
@@ -12,18 +12,18 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
 STEPS, MADE = 100_000, 16_000_000
-"""A conversation of n characters adds 8 n and 64 n."""
+"""Allowed for every template; a conversation of n characters adds 8 n steps and 64 n characters."""
 WIDTH, BITS = 1_000, 4_096
-"""The widest padding, and the longest whole number that a product makes."""
+"""The widest padding in characters, and the longest integer in bits."""
 NODE = 16
-"""What an entry of a list weighs, in characters."""
+"""Characters that an entry of a list counts as."""
 WIDE = ("batch", "center", "indent", "round", "slice", "tojson", "truncate")
-"""Filters with a width, a length or a precision."""
+"""Filters that take a width, a length or a precision."""
 PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 
 
 class Budget:
-    """What is left; every method raises SecurityError where it is used up. `given` is what the template works on."""
+    """The work that a template with the variables `given` may still do. Methods raise SecurityError beyond that."""
 
     def __init__(self, given: Any) -> None:
         self.weights: dict[int, tuple[Any, int]] = {}
@@ -37,24 +37,24 @@ class Budget:
             raise SecurityError(f"it takes more than {STEPS:,} steps")
 
     def make(self, size: int, times: int = 1) -> None:
-        """So many characters are about to be made."""
+        """Count `size` characters, made `times` times."""
         self.made -= max(0, size) * max(0, times)
         if self.made < 0:
             raise SecurityError(f"it makes more than {MADE:,} characters")
 
     def read(self, value: Any) -> Any:
-        """A value is about to be compared or searched."""
+        """Count the steps of comparing or searching a value, and return it."""
         self.step(1 + self.weigh(value) // 256)
         return value
 
     def show(self, value: Any) -> Any:
-        """A value is about to become text."""
+        """Count a value that becomes text, and return it."""
         self.step()
         self.make(self.weigh(value))
         return value
 
     def add(self, value: Any) -> Any:
-        """A new value: text counts in full, a list by its length, for what it holds was counted before."""
+        """Count a new value, and return it. A list counts by its length: its entries were counted before."""
         if isinstance(value, Namespace):
             return value
         weight = self.weigh(value)
@@ -62,7 +62,7 @@ class Budget:
         return value
 
     def weigh(self, value: Any) -> int:
-        """Characters of a value and of all that it holds; what is in a list twice counts twice, as when it is shown."""
+        """Characters of a value with everything inside it; an entry that a list holds twice counts twice."""
         if isinstance(value, str):
             return len(value)
         if isinstance(value, Namespace):
@@ -75,7 +75,7 @@ class Budget:
             for part in inside:
                 weight += self.weigh(part)
             self._check(weight)
-            self.weights[id(value)] = value, weight  # the value too, so that no other object gets its id
+            self.weights[id(value)] = value, weight  # keeps the value alive, so that no other object gets its id
         return self.weights[id(value)][1]
 
     def _check(self, weight: float) -> None:
@@ -83,7 +83,7 @@ class Budget:
             raise SecurityError(f"it makes a list of more than {MADE:,} characters")
 
     def operator(self, kind: str, left: Any, right: Any) -> None:
-        """`left kind right` is about to be computed."""
+        """Count the operation `left kind right`."""
         self.step(1 + (self.weigh(left) + self.weigh(right)) // 256)
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if kind == "**" else left.bit_length() + right.bit_length()
@@ -98,7 +98,7 @@ class Budget:
                     self._check(self.weigh(value) * times)
 
     def method(self, text: str, name: str, given: Sequence[Any]) -> None:
-        """A method of a text is about to be called."""
+        """Count a call of a string's method."""
         self.read(text)
         if name in PADDING:
             self._narrow(given)
@@ -113,12 +113,12 @@ class Budget:
             raise SecurityError(f"templates have no str.{name}")
 
     def filter(self, name: str, value: Any, given: Sequence[Any]) -> None:
-        """A filter is about to be applied."""
+        """Count the application of a filter."""
         for part in (value, *given):
             self.step(1 + self.weigh(part) // NODE)
         if name in WIDE:
             self._narrow(given)
-        if name == "indent":  # a text, or so many spaces, in every line
+        if name == "indent":  # a string, or a number of spaces, goes into every line
             widest = max(len(part) if isinstance(part, str) else int(part) for part in (4, *given))
             self.make(widest, 1 + str(value).count("\n"))
         elif name == "replace":
@@ -138,7 +138,7 @@ class Budget:
         self.make(len(between), count)
 
     def _format(self, pattern: str, values: Iterable[Any]) -> None:
-        """Each place may take every value, and be as wide as it says."""
+        """Count a format as if every placeholder took all values at the largest width."""
         if re.search(r"\d{4}|\*|\{[^{}]*\{", pattern):
             raise SecurityError(f"a format has a width of {WIDTH:,} or more, or one that is computed")
         each = sum(map(self.weigh, values)) + (WIDTH if re.search(r"\d", pattern) else 0)

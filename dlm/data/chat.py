@@ -14,7 +14,7 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-# For tokenizers without chat tokens: lines a base model may have seen, turns closed by end-of-text.
+# For tokenizers without chat tokens: plain lines, as a base model may have seen them; answers end with end-of-text.
 PLAIN = (
     "{% for m in messages %}{{ m['role'].capitalize() + ': ' + m['content'] }}"
     "{{ eos_token if m['role'] == 'assistant' else '' }}{{ '\\n' }}{% endfor %}"
@@ -22,7 +22,7 @@ PLAIN = (
 )
 
 MOST_CHARACTERS = 64_000  # of a template; published ones have a few thousand
-MOST_SAID = 500  # characters of a template's own error that ours repeats
+MOST_SAID = 500  # characters of a template's error that our message repeats
 Pieces = list[tuple[str, bool]]
 """A conversation as (text, whether it is an answer): each piece is wholly prompt or wholly answer."""
 
@@ -68,7 +68,7 @@ def render(
 
 
 def split_turns(messages: Sequence[Mapping[str, Any]], rendered: Callable[..., str], answers: str = "all") -> Pieces:
-    """Cut the rendered conversation where an assistant's turn begins and ends.
+    """The rendered conversation, cut where an assistant's message begins and ends.
 
     `rendered(messages, add_generation_prompt)` is the tokenizer's template. An answer starts right after the generation
     prompt, so training sees exactly the boundary that decoding will; it ends before the newline that follows its end token.

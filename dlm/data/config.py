@@ -1,4 +1,4 @@
-"""What to read and how to cut it: the data and tokenizer sections of a TOML."""
+"""The [data] section of a TOML, and the config of `dlm-tokenizer`."""
 
 from os import PathLike
 from typing import Any, Literal

@@ -21,7 +21,7 @@ SKIPPED_FOLDERS = {
     "turtledemo",
     "__phello__",
 }
-# Decides which files are held out. This one gives a mixed 2 %: parsers, text codecs, logging, small glue.
+# Decides which files are held out. With this value they are a mixed 2 %: parsers, text codecs, logging, small modules.
 SALT = "heldout6"
 
 
@@ -45,7 +45,7 @@ def is_held_out(key: str, fraction: float) -> bool:
 
 
 def stdlib_files(config: DataConfig, root: Path | None = None) -> list[SourceFile]:
-    """The standard library, in the order of its paths, without generated tables and (unless asked) tests."""
+    """The standard library's files by path, without generated ones and, unless `include_tests`, without tests."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     if not root.is_dir():
         raise UserError(f"the standard library at {root} is missing: this Python ships no sources; use source = text")
@@ -72,7 +72,7 @@ def _python_files(root: Path, tests: bool, max_bytes: int | None = None) -> Iter
 
 
 def _is_generated(file: SourceFile) -> bool:
-    """Codec tables and their registration stubs, and the build's own variables: nothing anyone wrote."""
+    """Whether a file was generated: codec tables, their registration stubs, the variables of the build."""
     name = file.path.rsplit("/", 1)[-1]
     if file.path.startswith("encodings/"):
         return "def getregentry" in file.text

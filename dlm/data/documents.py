@@ -1,4 +1,4 @@
-"""From rows (text or conversations) to documents (ids and, perhaps, a prompt mask)."""
+"""Turns rows (texts or conversations) into documents (token ids, perhaps with a prompt mask)."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ def text_of(row: Row, config: DataConfig) -> str:
 
 
 def columns(config: DataConfig) -> tuple[str, ...]:
-    """The columns of a row that are read at all."""
+    """The columns of a row that are read."""
     if config.source != "chat":
         return config.text_fields
     if config.prompt_field is not None and config.response_field is not None:
@@ -54,12 +54,12 @@ def columns(config: DataConfig) -> tuple[str, ...]:
 
 
 def content(row: Row, config: DataConfig) -> str:
-    """The columns that are read, as one string: rows that differ elsewhere are the same document."""
+    """The columns that are read, as one string; rows that differ only in other columns are the same document."""
     return json.dumps({field: row.value.get(field) for field in columns(config)}, sort_keys=True, default=str)
 
 
 def encode_rows(rows: Sequence[Row], config: DataConfig, tokenizer: Tokenizer) -> list[Document]:
-    """Tokenise rows; each document ends with end-of-text, which counts as answer. Empty texts vanish."""
+    """The documents of rows; each ends with end-of-text, which counts as answer. Empty texts are left out."""
     end = end_of_text(tokenizer)
     if config.source == "chat":
         return [_conversation(row, config, tokenizer, end) for row in rows]
@@ -85,7 +85,7 @@ def _conversation(row: Row, config: DataConfig, tokenizer: Tokenizer, end: int) 
 
 
 def without_masks(text: str, tokenizer: Tokenizer, mask: str | None) -> list[int]:
-    """Ids of a text: names of special tokens are these, but one that writes `mask`, such as "[MASK]", holds no mask."""
+    """Token ids of a text. Names of special tokens become those tokens, except the mask's: a corpus has no masks."""
     if mask is None or mask not in text:
         return tokenizer.encode(text)
     spelled = tokenizer.encode(mask, special=False)

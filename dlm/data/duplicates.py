@@ -1,13 +1,13 @@
-"""Which files repeat others: copies of held-out files, and files that say what was said before."""
+"""Finds files that repeat others: copies of held-out files, and files with few new lines."""
 
 import re
 from collections import Counter
 from hashlib import blake2b
 from typing import Protocol
 
-# A line this long says something; shorter ones ("return None", "import os") occur everywhere.
+# Lines of at least so many characters are compared; shorter ones ("return None", "import os") occur everywhere.
 TELLING_LINE = 24
-# Fewer shared lines than this are idiom ("if __name__ == ..."), not a copy.
+# Files that share fewer lines than this are no copies: the lines are idioms ("if __name__ == ...").
 COPIED_LINES = 10
 # Files that share this many telling lines are compared by their shingles.
 SUSPICIOUS_LINES = 3
@@ -49,7 +49,7 @@ class LeakGuard:
         return self.likeness(file, shared) >= NEAR
 
     def likeness(self, file: Text, shared: Counter[int] | None = None) -> float:
-        """The largest share of shingles in common with a held-out file, of the smaller of the two."""
+        """The largest share of shingles in common with a held-out file, as a share of the smaller file's."""
         if shared is None:
             shared = Counter(number for line in telling_lines(file) for number in self._holders.get(line, ()))
         suspects = [number for number, n in shared.items() if n >= SUSPICIOUS_LINES]
@@ -61,18 +61,18 @@ class LeakGuard:
 
 
 class Repeats:
-    """Tells how much of a file was not said by the files before it."""
+    """Measures how much of a file is new, compared with the files added before."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
     def fresh(self, file: Text) -> float:
-        """The share of the file's telling lines that no file added before has; 1 of a file without any."""
+        """The share of the file's long lines that no file added before has; 1 for a file without long lines."""
         lines = self._lines(file)
         return len(lines - self._seen) / len(lines) if lines else 1.0
 
     def add(self, file: Text) -> None:
-        """From now on, what this file says was said."""
+        """Count this file's lines as seen."""
         self._seen |= self._lines(file)
 
     @staticmethod
@@ -81,12 +81,12 @@ class Repeats:
 
 
 def content_of(file: Text) -> bytes:
-    """The same for files that differ in blanks only."""
+    """A digest that is equal for files that differ only in white space."""
     return blake2b("\n".join(file.text.split()).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def telling_lines(file: Text) -> set[str]:
-    """The file's lines that are long enough to say something, without comments."""
+    """The file's long lines, without comments."""
     stripped = (line.strip() for line in file.text.splitlines())
     return {line for line in stripped if len(line) >= TELLING_LINE and not line.startswith("#")}
 

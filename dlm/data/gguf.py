@@ -1,7 +1,7 @@
-"""GGUF files, the format of llama.cpp: what their headers say. Reads no weights.
+"""Reads the headers of GGUF files, llama.cpp's format: settings, vocabulary, and where the weights are.
 
-The `gguf` package has a reader too. It takes seconds for a vocabulary of 50,000 tokens and trusts the file's counts, so
-headers are read here, and that package is asked for what only it knows: how weights are packed.
+The `gguf` package has a reader too, but it takes seconds for a vocabulary of 50,000 tokens and trusts the file's
+counts. That package is used only to unpack weights.
 """
 
 import mmap
@@ -18,16 +18,16 @@ from dlm.errors import UserError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Number of a type of values -> `struct`'s letter for it."""
+"""GGUF's number of a value type -> `struct`'s letter for it."""
 STRING, LIST = 8, 9
 LENGTH = struct.Struct("<Q")
-"""What stands before each text."""
+"""The length that precedes each string."""
 MOST_TENSORS, MOST_KEYS, MOST_DIMENSIONS, MOST_NAME = 100_000, 10_000, 4, 1_000
 
 
 @dataclass(frozen=True)
 class Values:
-    """A list in the header: where it lies. `Header.list` reads it."""
+    """The place of a list in the header; `Header.list` reads it."""
 
     kind: int
     count: int
@@ -36,7 +36,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Packed:
-    """A tensor as the file declares it: `shape` in torch's order, the number of its packing, its place in the file."""
+    """A tensor as declared: `shape` in torch's order, GGUF's number of its packing, its offset in the file."""
 
     shape: tuple[int, ...]
     kind: int
@@ -45,7 +45,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says before its weights."""
+    """The header of a GGUF file."""
 
     file: Path
     values: Mapping[str, Any]
@@ -99,7 +99,7 @@ class Header:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether it is a file that calls itself GGUF, by its name or by its first bytes."""
+    """Whether the path is a GGUF file, by its name or its first bytes."""
     if not path.is_file():
         return False
     if path.suffix == ".gguf":
@@ -112,7 +112,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """What the file says before its weights. UserError where it is damaged or of a version that is not known."""
+    """The file's header. Raises UserError where it is damaged or of an unknown version."""
     try:
         stat = path.stat()
         return _read_header(path, stat.st_size, stat.st_mtime_ns)
@@ -155,7 +155,7 @@ def _read_header(path: Path, size: int, changed: int) -> Header:
 
 
 class _Cursor:
-    """Reads one value after another; whatever leads outside the file is an error that says where."""
+    """Reads one value after another; a length that leads outside the file is a UserError that names the byte."""
 
     def __init__(self, path: Path, content: Any, at: int) -> None:
         self.path, self.content, self.at = path, content, at
@@ -183,7 +183,7 @@ class _Cursor:
         return raw.decode("utf-8", "replace")
 
     def texts(self, count: int) -> list[str]:
-        """So many texts; of a list that was walked over before, so nothing leads outside."""
+        """The next `count` strings, of a list whose lengths were checked before."""
         found, at, content = [], self.at, self.content
         for _ in range(count):
             (size,) = LENGTH.unpack_from(content, at)

@@ -17,7 +17,7 @@ from dlm.errors import UserError
 TOKENS = "tokenizer.ggml.tokens"
 MOST_TOKENS = 2**24
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""What `tokenizer.ggml.token_type` says of a token."""
+"""The values of `tokenizer.ggml.token_type`."""
 BLOCK = "\u2581"
 """How SentencePiece spells a space."""
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -30,17 +30,18 @@ CAPITALS, SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}
 class Cut:
     """How a kind of byte-level BPE cuts a text into words before it merges bytes.
 
-    Each of `patterns` cuts what the one before left whole; without any, GPT-2's own does, after `digits` stand alone.
+    Each of `patterns` cuts the pieces that the one before left. Without patterns GPT-2's own is used; with `digits`,
+    digits are cut off one by one before.
     """
 
     patterns: tuple[str, ...] = ()
     digits: bool = False
     whole_words: bool = False
-    """A word that is a token is that token, whatever the merges would make of it."""
+    """A word that is in the vocabulary becomes that token, whatever the merges would give."""
     nfc: bool = False
-    """Texts are brought into Unicode's composed form first."""
+    """Texts are first normalised to Unicode's NFC."""
     starts: bool = False
-    """A text begins with the begin-of-text token where the file does not say otherwise."""
+    """Texts begin with the begin-of-text token, unless the file says otherwise."""
 
 
 GPT2, SMOLLM = Cut(), Cut(digits=True)

@@ -1,4 +1,4 @@
-"""JSON files that came with a checkpoint, which anyone may have written: limits on size and depth, errors with the file."""
+"""Reads the JSON files of a checkpoint, which may come from anyone, with limits on size and depth."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _check_depth(value: dict[str, Any], path: Path) -> None:
-    """Refuse what would end in a RecursionError later, when it is written or shown."""
+    """Refuse nesting that would later, when the value is written or shown, end in a RecursionError."""
     level: list[Any] = [value]
     for _ in range(MOST_NESTED):
         inside = (part.values() if isinstance(part, dict) else part for part in level)

@@ -13,7 +13,7 @@ from dlm.data.samples import Sample
 from dlm.errors import UserError
 
 PATIENCE = 2.0
-"""Seconds that a program which ends early waits for the batch being read: a read may hang, say on a network."""
+"""Seconds that a program that ends early waits for the batch being read: a read may hang, for example on a network."""
 
 
 @runtime_checkable
@@ -38,7 +38,8 @@ class Batch(TypedDict):
 
 
 class BatchLoader(Iterator[Batch]):
-    """Rows `rank` of every global batch: all ranks read the same stream, so one process sees what many see together.
+    """This rank's rows of every global batch. All ranks read the same stream, so one process gets the rows of many
+    together.
 
     `state_dict` is the position after the last batch handed out, however far `prefetch` has read ahead. A last batch
     that is not full is dropped unless `keep_partial`, which only one rank can ask for. Used as a context, it stops
@@ -93,7 +94,7 @@ class BatchLoader(Iterator[Batch]):
 
     @property
     def epoch(self) -> int | None:
-        """How often the data has been gone through, at the last batch handed out; None of data without an end."""
+        """The number of epochs completed at the last batch handed out; None for endless data."""
         return self._state.get("epoch")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,13 +140,13 @@ def collate(samples: list[Sample]) -> Batch:
 class _Ahead:
     """Reads up to `depth` batches ahead in a thread, each with the state after it.
 
-    An error of the thread is raised where the batch is asked for. The thread is a daemon: Python waits for no other kind
-    at its exit without a limit.
+    An error in the thread is raised by `next`. The thread is a daemon: for any other, Python's exit waits without
+    limit.
     """
 
     def __init__(self, read: Callable[[], tuple[Batch | None, dict[str, Any]]], depth: int) -> None:
         self._read, self._found, self._room, self._stopped = read, SimpleQueue(), Semaphore(depth), False
-        self._last: BaseException | tuple[None, dict[str, Any]] | None = None  # what every further call gets
+        self._last: BaseException | tuple[None, dict[str, Any]] | None = None  # for all further calls
         self._thread = Thread(target=self._run, name="dlm-prefetch", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
@@ -161,7 +162,7 @@ class _Ahead:
         return found
 
     def stop(self, patience: float | None = PATIENCE) -> bool:
-        """Read no further; whether the batch being read came within so many seconds, or without limit."""
+        """Read no further; returns whether the read under way ended within `patience` seconds (None: no limit)."""
         atexit.unregister(self.stop)
         self._stopped, self._last = True, UserError("this loader was closed while it read: make a new one")
         self._room.release()

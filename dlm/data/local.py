@@ -1,4 +1,4 @@
-"""Files on this machine: text and JSON lines, as rows. Errors name the file and the line."""
+"""Local text and JSON-lines files as rows. Errors name the file and the line."""
 
 import glob
 import json
@@ -43,7 +43,7 @@ def split_paths(config: DataConfig, split: str) -> tuple[tuple[str, ...], str]:
 def text_rows(config: DataConfig, split: str) -> Iterator[Row]:
     """Documents of text files: whole files, paragraphs or lines, split by a hash of their content.
 
-    Of so few files that one would be more than `data.heldout_fraction` of them, pieces are held out instead.
+    Where there are so few files that one is more than `data.heldout_fraction` of them, pieces of files are held out.
     """
     side = Split.of(config, ((row.key, row.key) for row in _texts(config, split)))
     documents = side.documents
@@ -54,7 +54,7 @@ def text_rows(config: DataConfig, split: str) -> Iterator[Row]:
 
 
 def _cut_rows(config: DataConfig, split: str) -> Iterator[Row]:
-    """Pieces of the documents, neighbours on one side of the split joined again."""
+    """Pieces of the documents; neighbouring pieces of the same split are joined again."""
     documents = list(_texts(config, split))
     pieces = list(cut(row.key for row in documents))
     side = Split.of(config, ((p.strip(), p.strip()) for each in pieces for p in each if p.strip()))
@@ -69,7 +69,7 @@ def _cut_rows(config: DataConfig, split: str) -> Iterator[Row]:
 
 
 def _texts(config: DataConfig, split: str) -> Iterator[Row]:
-    """Every document that is not blank, of both sides."""
+    """Every document that is not blank, of both splits."""
     paths, field = split_paths(config, split)
     for path in find_files(paths, PATTERNS["text"], field):
         try:
@@ -105,7 +105,7 @@ def json_rows(config: DataConfig, split: str) -> Iterator[Row]:
 
 
 def _objects(config: DataConfig, split: str) -> Iterator[Row]:
-    """Every line, of both sides."""
+    """Every line, of both splits."""
     paths, field = split_paths(config, split)
     for path in find_files(paths, PATTERNS["jsonl"], field):
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Samples tokenised once and written as Parquet shards, for `source = "tokens"` to read offline."""
+"""Writes tokenised samples as Parquet shards, which `source = "tokens"` reads."""
 
 import json
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class _Job:
     max_samples: int | None
 
     def request(self) -> dict[str, Any]:
-        """The job as the manifest tells it; `request` is its hash, by which half-done work is recognised."""
-        asked = {
+        """The job as the manifest describes it; `request`, a hash, tells whether unfinished shards belong to it."""
+        described = {
             "format": FORMAT,
             "length": self.length,
             "tokenizer": self.tokenizer.fingerprint,
@@ -41,7 +41,10 @@ class _Job:
             "max_samples": self.max_samples,
             "data": self.config.model_dump(mode="json"),
         }
-        return {**asked, "request": blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()}
+        return {
+            **described,
+            "request": blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16).hexdigest(),
+        }
 
 
 def prepare(
@@ -79,13 +82,13 @@ def prepare(
 
 def _write_split(job: _Job, folder: Path, split: str) -> list[dict[str, Any]]:
     stream = build_stream(job.config, job.tokenizer, job.length, split, job.seed, epochs=1)
-    asked = job.request()["request"]
+    request = job.request()["request"]
     progress = folder / split / PROGRESS
     progress.parent.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Any]] = []
     if progress.is_file():
         saved = json.loads(progress.read_text("utf-8"))
-        if saved["request"] != asked:
+        if saved["request"] != request:
             raise UserError(f"{folder} has unfinished shards of another tokenizer, length or [data]: give an empty one")
         shards = saved["shards"]
         stream.load_state_dict(saved["state"])
@@ -99,7 +102,7 @@ def _write_split(job: _Job, folder: Path, split: str) -> list[dict[str, Any]]:
         name = f"{split}/{len(shards):05d}.parquet"
         _write_shard(folder / name, samples, job.length)
         shards.append({"file": name, "samples": len(samples)})
-        write_text(progress, json.dumps({"request": asked, "shards": shards, "state": stream.state_dict()}))
+        write_text(progress, json.dumps({"request": request, "shards": shards, "state": stream.state_dict()}))
 
 
 def _write_shard(path: Path, samples: list[Sample], length: int) -> None:

@@ -1,4 +1,4 @@
-"""Documents into sequences of one length, with nothing lost between them."""
+"""Packs documents into sequences of one length."""
 
 from typing import Any, NotRequired, TypedDict
 
@@ -9,7 +9,8 @@ from dlm.data.documents import Document
 
 
 class Sample(TypedDict):
-    """One sequence: ids (length,) int32 and its number in the stream; prompt mask and order (length,) where there are."""
+    """One sequence: ids (length,) int32, its number in the stream and, where the data has them, prompt mask and
+    order."""
 
     input_ids: NDArray[np.int32]
     index: int
@@ -50,7 +51,7 @@ class RowPacker:
         self.waiting: Document | None = None
 
     def push(self, document: Document) -> bool:
-        """Take a document, and say whether there is anything to learn in it; `pop` before the next one."""
+        """Take a document; returns whether there is anything to learn in it. Call `pop` before the next one."""
         assert self.waiting is None
         row = pad_row(document, self.length, self.end)
         if len(document.ids) and (row.prompt is None or not row.prompt.all()):
@@ -70,14 +71,14 @@ class RowPacker:
 
 
 class FixedPacker:
-    """Documents end to end, cut every `length` tokens; what is left over waits for the next document."""
+    """Documents joined, and cut every `length` tokens; the rest waits for the next document."""
 
     def __init__(self, length: int, end: int) -> None:
         self.length = length
         self.rest = np.zeros(0, np.int32)
 
     def push(self, document: Document) -> bool:
-        """Lay a document behind what is left, and say whether it added anything."""
+        """Append a document; returns whether it has any tokens."""
         assert document.prompt is None, "a cut through a conversation may hold no answer"
         self.rest = np.concatenate([self.rest, document.ids.astype(np.int32)])
         return len(document.ids) > 0

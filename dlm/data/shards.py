@@ -1,4 +1,4 @@
-"""Prepared shards as a table: tokenised samples in Parquet, with a manifest that says what they are of."""
+"""Reads prepared shards: tokenised samples in Parquet, with a manifest that describes them."""
 
 import json
 from collections.abc import Iterator

@@ -112,8 +112,8 @@ LOCAL: dict[str, Callable[[DataConfig, str], Iterator[Row]]] = {
 
 
 def _content(config: DataConfig, split: str) -> tuple[str, Callable[[], Iterator[Row]]]:
-    """A hash of the rows, and the rows again: reading twice is cheaper than tokenising once."""
-    if config.source == "stdlib":  # small, and sifting its files costs more than holding them
+    """A hash of the rows, and a function that reads them again: reading twice is cheaper than tokenising once."""
+    if config.source == "stdlib":  # small: selecting its files takes longer than keeping them in memory
         held = list(_stdlib_rows(config, split))
         return _hash(iter(held), ("text",)), lambda: iter(held)
     return _hash(rows_of(config, split), columns(config)), lambda: rows_of(config, split)

@@ -1,4 +1,4 @@
-"""Which side of the split a document is on: its hash decides, and neither side stays empty."""
+"""Decides by its hash whether a document is held out, so that neither split is empty."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,28 +9,28 @@ from dlm.data.config import DataConfig
 from dlm.data.corpus import SALT, hash_fraction
 
 LONGEST_PIECE, SHORTEST_PIECE, PIECES = 2000, 20, 10
-"""Characters of a piece of a text, at most and at least; between the two there are so many pieces."""
+"""A text is cut into PIECES pieces, each of at most and at least so many characters."""
 
 
 @dataclass(frozen=True)
 class Split:
     """Which documents are held out: those whose hash, a number in [0, 1), is below `bound`.
 
-    `bound` is `data.heldout_fraction`, unless that would put all documents on one side: then it is the nearest number
-    that leaves one on the other, and `documents` says of how many. A single document stays in the training split.
+    `bound` is `data.heldout_fraction`, unless that would put all documents into one split: then it is the nearest
+    number that leaves one for the other split. A single document stays in the training split.
     """
 
     bound: float
     documents: int | None = None
-    """How many different documents there are, where their number decided `bound`."""
+    """The number of different documents, where there were so few that `bound` was moved."""
     named: bool = False
-    """The config names the held-out files or split: then every document belongs to what is read."""
+    """Whether the config names the held-out files or split, so that hashes decide nothing."""
 
     @classmethod
     def of(cls, config: DataConfig, documents: Iterable[tuple[str, str]], most: int | None = None) -> "Split":
-        """The split of documents given as (key, text), read until both sides have one.
+        """The split of documents given as (key, text), which are read until both splits have one.
 
-        `most` stops the reading of an endless corpus, where the key's hash then decides alone.
+        An endless corpus is read up to `most` documents; `bound` is then `data.heldout_fraction`.
         """
         fraction = config.heldout_fraction
         if config.heldout_paths or config.heldout_split:
@@ -50,7 +50,7 @@ class Split:
 
     def takes(self, key: str, text: str, split: str) -> bool:
         """Whether the document belongs to `split`, train or heldout."""
-        # Few documents are told apart by their text alone: two rows with one text must not be on both sides.
+        # Few documents are split by their text alone: two rows with the same text must not be in both splits.
         held_out = hash_fraction(key if self.documents is None else text, SALT) < self.bound
         return self.named or held_out == (split == "heldout")
 
@@ -61,7 +61,7 @@ def cut(texts: Iterable[str]) -> Iterator[list[str]]:
     size = min(LONGEST_PIECE, max(SHORTEST_PIECE, sum(map(len, texts)) // PIECES))
     for text in texts:
         pieces, start = [], 0
-        while len(text) - start > size + size // 2:  # what is left over is no piece of its own
+        while len(text) - start > size + size // 2:  # a short rest stays with the last piece
             end = start + size
             ends = (text.rfind(mark, start + size // 2, end) + len(mark) for mark in ("\n\n", "\n", " "))
             end = next((e for e in ends if e > start + size // 2), end)

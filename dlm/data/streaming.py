@@ -22,7 +22,8 @@ BUILDERS = {"json": ("*.jsonl", "*.json"), "text": ("*.txt",), "parquet": ("*.pa
 
 
 def open_dataset(config: DataConfig, split: str, streaming: bool) -> Any:
-    """The `datasets` object of a split; offline caches are honoured, and what is not there is said."""
+    """The `datasets` object of a split, from the hub, its offline cache or a folder. UserError for what is not
+    there."""
     import datasets
 
     assert config.dataset is not None
@@ -41,7 +42,7 @@ def open_dataset(config: DataConfig, split: str, streaming: bool) -> Any:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """The errors that `datasets` has for missing, broken or unreachable data, as ours."""
+    """Turns the errors of `datasets` for missing, broken or unreachable data into UserErrors."""
     from datasets.exceptions import DatasetsError
 
     try:
@@ -83,7 +84,7 @@ def dataset_rows(config: DataConfig, split: str) -> Iterator[Row]:
 
 
 def _rows(config: DataConfig, split: str) -> Iterator[Row]:
-    """All rows, of both sides."""
+    """All rows, of both splits."""
     rows = enumerate(open_dataset(config, split, config.streaming))
     while True:
         with _explained(str(config.dataset)):
@@ -94,7 +95,7 @@ def _rows(config: DataConfig, split: str) -> Iterator[Row]:
 
 
 def _split(config: DataConfig, split: str) -> Split:
-    """Which rows are held out; of a streamed dataset the first ones decide whether it has few."""
+    """Which rows are held out; the first `shuffle_buffer` rows of a streamed dataset tell whether it is small."""
     most = config.shuffle_buffer if config.streaming else None
     return Split.of(config, ((row.key, row.key) for row in _rows(config, split)), most)
 
@@ -109,11 +110,11 @@ def _row(value: Mapping[str, Any], config: DataConfig, number: int) -> Row:
 
 
 class ShuffleBuffer:
-    """Rows in a random order, through a buffer: each draw gives one out and lets the next row in its place.
+    """Rows in random order through a buffer: each draw takes one out, and the next row replaces it.
 
     Which slot is drawn is addressed by (seed, number of the draw), so rows and counters are the whole state;
-    `datasets` has such a buffer too, but loses its rows on resuming. `keep` makes of a row and its number what the
-    buffer, and so a checkpoint, holds of it.
+    `datasets` has such a buffer too, but loses its rows on resuming. `keep(row, number)` is what the buffer, and so a
+    checkpoint, holds of a row.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class ShuffleBuffer:
         self._begin(None)
 
     def next(self) -> tuple[int, Mapping[str, Any]] | None:
-        """A row with its number, or None at the end of an epoch; after that the next epoch begins."""
+        """A row with its number; None at the end of an epoch, after which the next one begins."""
         while len(self.rows) < self.size and (row := self._pull()) is not None:
             self.rows.append(row)
         if not self.rows:
@@ -192,7 +193,7 @@ class DatasetStream(Iterator[Sample]):
         self.packer = PACKERS[config.pack](length, end_of_text(tokenizer))
         self.side = _split(config, split)
         self.index = 0
-        self.documents = 0  # of this epoch: one without any would go round for ever
+        self.documents = 0  # in this epoch: without any, reading on would never end
 
     def __next__(self) -> Sample:
         while (cut := self.packer.pop()) is None:

@@ -17,7 +17,7 @@ from dlm.data.samples import Sample, pad_row, sample_of
 from dlm.errors import UserError
 
 FORMAT = 1  # raised when the cached arrays change their meaning
-BESIDE = ("prompt", "order")  # what a table may hold beside ids
+BESIDE = ("prompt", "order")  # optional columns
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TokenTable:
         return cls(np.concatenate(ids) if ids else np.zeros(0, dtype), starts, *beside)
 
     def document(self, where: slice | NDArray[np.int64]) -> Document:
-        """What stands at these places."""
+        """The tokens at these indices, with their prompt mask and order."""
         beside = (None if values is None else np.asarray(values[where]) for values in (self.prompt, self.order))
         return Document(np.asarray(self.ids[where]).astype(np.int32), *beside)
 
@@ -122,7 +122,7 @@ class TableStream(Iterator[Sample]):
         return sample
 
     def sample(self, index: int) -> Sample:
-        """The sample with this global number, whatever was read before."""
+        """The sample with this global number."""
         epoch, i = divmod(index, self.samples_per_epoch)
         place = int(_permutation(self.seed, epoch, self.samples_per_epoch)[i])
         cut = self._cut(epoch, place) if self._rows is None else self._row(int(self._rows[place]))
@@ -130,8 +130,8 @@ class TableStream(Iterator[Sample]):
 
     def _cut(self, epoch: int, place: int) -> Document:
         total = len(self.table.ids)
-        luck = int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0])
-        offset = luck % total if self.rotate else 0
+        draw = int(mix(np.array([epoch], np.uint64), self.seed ^ 0x0FF5E7)[0])
+        offset = draw % total if self.rotate else 0
         where = (offset + place * self.length + np.arange(self.length)) % total
         return self.table.document(where)
 

@@ -1,4 +1,4 @@
-"""Jinja templates under limits: they come with checkpoints, so anyone may have written them."""
+"""Renders Jinja templates under limits: they come with checkpoints, so anyone may have written them."""
 
 import json
 import re
@@ -17,24 +17,24 @@ from dlm.data.budget import Budget
 
 RANGE = 100_000
 MOST_NODES = 8_000
-"""Of a parsed template: compiling it takes a time like its size. The largest published ones have 1,400."""
+"""Nodes of a parsed template: the time to compile it grows with them. The largest published templates have 1,400."""
 TYPES = (
     *("defined", "undefined", "none", "string", "mapping", "iterable", "sequence"),
     *("number", "true", "false", "boolean", "callable"),
 )
 """Tests that look at a value's type only."""
 LEFT_OUT = ("pprint", "random", "urlize", "wordwrap")
-"""Filters that are slow or draw numbers, and stand in no chat template."""
+"""Filters that are left out: they are slow or random, and no chat template uses them."""
 FAILURES = (
     *(TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
     *(RuntimeError, SyntaxError, MemoryError, AssertionError),
 )
-"""What a template may end in: all of it the template's own mistake."""
+"""Exceptions that a template may raise: all of them are its own mistakes."""
 _BUDGET: ContextVar[Budget] = ContextVar("budget")
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """The text that a template makes of the variables. Raises one of `FAILURES`, at the latest when a limit is reached."""
+    """The text of a template with these variables. Raises one of `FAILURES`, also when a limit is reached."""
     token = _BUDGET.set(Budget(dict(variables)))
     try:
         return _compiled(template).render(**variables)
@@ -43,7 +43,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
 
 
 class Limited(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which keeps templates from Python's depths, with an account of their work."""
+    """Jinja's sandbox, which keeps templates from Python's internals, with a budget for their work."""
 
     intercepted_binops = frozenset(("+", "*", "%", "**"))
 
@@ -70,7 +70,8 @@ class Limited(ImmutableSandboxedEnvironment):
 
 
 class Accounts(NodeTransformer):
-    """Puts the accounting into a parsed template: each loop counts its turns, each new value its size."""
+    """Inserts calls that count the work into a parsed template: of each pass of a loop, and of the size of each new
+    value."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         found = self._body(node)
@@ -122,7 +123,7 @@ def _through(account: str, value: nodes.Expr, at: nodes.Node) -> nodes.Expr:
 
 
 def _tick(text: int) -> bool:
-    """One more turn of a loop or a macro, whose body holds so much text."""
+    """Counts one more pass of a loop, or call of a macro, whose body holds so much text."""
     budget = _BUDGET.get()
     budget.step()
     budget.make(text)
@@ -138,7 +139,7 @@ ACCOUNTS: dict[str, Callable[[Any], Any]] = {
 
 
 def _accounted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is accounted for; what Jinja passes it first is marked on the function, and the mark is copied."""
+    """The filter with its work counted; the attribute that tells Jinja what to pass it first is copied."""
     first = int(hasattr(function, "jinja_pass_arg"))
 
     @wraps(function)
@@ -153,7 +154,7 @@ def _accounted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 @pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    """What `{{ … }}` shows. With the context, or Jinja would compute it while it compiles."""
+    """Counts what `{{ … }}` shows. It takes the context so that Jinja does not evaluate it at compile time."""
     return _BUDGET.get().show(value)
 
 

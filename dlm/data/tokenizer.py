@@ -20,13 +20,13 @@ from dlm.data.gguf import is_gguf, read_header
 from dlm.data.json_file import read_object
 from dlm.errors import UserError
 
-#: names published checkpoints give the mask, for folders whose configs do not say.
+#: names of the mask in published checkpoints, for folders whose configs do not name it.
 MASK_NAMES = ("[MASK]", "<|mdm_mask|>", "<|mask|>", "<|MASK|>", "|<MASK>|", "<mask>")
 NAMES = ("mask_token", "eos_token", "pad_token", "bos_token", "unk_token")
-#: files that hold a vocabulary, as glob patterns; without one of them the other files say nothing.
+#: glob patterns of files that hold a vocabulary.
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "merges.txt")
 MOST_TOKENS = 2**24
-#: tokenizers that checkpoints bring as code, and the one of transformers' own that reads the same files.
+#: tokenizer classes that checkpoints bring as code -> transformers' own class that reads the same files.
 SAME_AS = {"DreamTokenizer": "qwen2"}  # Dream starts from Qwen2.5 and keeps its byte-level BPE
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 #: held while `backend.encode_special_tokens` must stay as it is: it is a switch of the backend, not an argument of `encode`.
@@ -68,12 +68,12 @@ class Tokenizer:
 
     @cached_property
     def mask_token_id(self) -> int | None:
-        """Id of the mask, or None when the folder does not say."""
+        """Id of the mask, or None where the folder names none."""
         return self._id(self.mask_token)
 
     @cached_property
     def eos_token_id(self) -> int | None:
-        """Id of end-of-text, or None when the folder does not say."""
+        """Id of end-of-text, or None where the folder names none."""
         return self._id(self.eos_token)
 
     @cached_property
@@ -163,7 +163,8 @@ class Tokenizer:
         write_text(folder / "tokenizer_config.json", json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
     def with_mask(self) -> "Tokenizer":
-        """A copy that also knows "[MASK]", behind its last token, so that the ids of texts stay; itself if it has a mask."""
+        """A copy with the token "[MASK]" added behind the last one, so that no other id changes; itself if it has a
+        mask."""
         if self.mask_token is not None:
             return self
         backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
@@ -193,7 +194,8 @@ def _piece_bytes(token: str) -> int:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer.json, the folder it lies in or a GGUF file; transformers is asked only for folders without one."""
+    """The tokenizer of a tokenizer.json, the folder it lies in, or a GGUF file. Other folders are read through
+    transformers."""
     path = Path(path)
     if is_gguf(path):
         from dlm.data.gguf_tokenizer import read_tokenizer
@@ -212,7 +214,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def has_vocabulary(folder: Path) -> bool:
-    """Whether a folder or a GGUF file holds what a tokenizer can be made of; tokenizer_config.json alone is not that."""
+    """Whether a folder or a GGUF file holds a vocabulary; tokenizer_config.json alone is none."""
     if is_gguf(folder):
         return read_header(folder).has_tokenizer
     return any(any(folder.glob(pattern)) for pattern in VOCABULARIES)

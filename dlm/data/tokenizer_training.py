@@ -54,7 +54,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str] | None = None)
 
 
 def _learn(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    """The trained tokenizer. An exception here, as Ctrl-C raises, ends the process that learns."""
+    """The trained tokenizer. An exception here, such as Ctrl-C, ends the learning process."""
     settings = {
         "pieces": PIECES,
         "vocab_size": config.vocab_size,
@@ -84,7 +84,7 @@ def _learn(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenize
 def _feed(pipe: IO[bytes], settings: str, texts: Iterable[str]) -> int:
     """Send settings and texts, a line each; returns how many texts there were."""
     seen = 0
-    with suppress(BrokenPipeError):  # it has ended already, and its log says why
+    with suppress(BrokenPipeError):  # the process has ended; its log says why
         pipe.write(settings.encode() + b"\n")
         for text in texts:
             seen += 1

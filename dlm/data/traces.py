@@ -1,4 +1,4 @@
-"""Traces as training data: what decoders wrote, and when they committed each token."""
+"""Traces as training data: the texts that were decoded, and the step at which each token was committed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +49,7 @@ def document_of(trace: Trace) -> Document | None:
 
 
 def committed(trace: Trace) -> Int32[ndarray, " l"]:
-    """The step, from 0, that gave each position its last token; -1 where it was given or is a mask still."""
+    """The step, from 0, that gave each position its last token; -1 for given positions and remaining masks."""
     order = trace.steps.copy()
     edits = trace.later.kind == REPLACE
     np.maximum.at(order, trace.later.position[edits], trace.later.step[edits])
@@ -75,13 +75,13 @@ def _traces(config: DataConfig, tokenizer: Tokenizer, split: str) -> Iterator[tu
 
 
 def _key(trace: Trace, document: Document) -> str:
-    """What decides the split: the prompt, so that all answers to one are on the same side; the id where there is none."""
+    """What decides the split: the prompt, so that all answers to it are in the same split; without a prompt, the id."""
     given = document.ids[document.prompt]
     return str(given.tolist()) if len(given) else trace.request_id
 
 
 def _check(trace: Trace, document: Document, tokenizer: Tokenizer, where: Path) -> None:
-    """Refuse ids that mean something else to this tokenizer, or that the store does not know."""
+    """Refuse traces of another tokenizer, without their prompt, or with ids that the tokenizer lacks."""
     name = f"{where}: trace {trace.request_id[:60]!r}"
     made_with, model = trace.meta.get("tokenizer"), trace.meta.get("model")
     if made_with not in (None, tokenizer.fingerprint):

@@ -1,4 +1,4 @@
-"""adapter_config.json, which anyone may have written: the settings of LoRA that only compute, and no others."""
+"""Reads adapter_config.json, which anyone may have written: only the settings of LoRA that change what is computed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from dlm.models.settings import read_json
 from dlm.models.shards import KINDS, declared
 
 Name = Annotated[str, Field(pattern=r"^[\w.]+$")]
-"""A name: peft would take anything else for a pattern, which may never end."""
+"""A plain name; peft would read anything else as a regular expression, which may run forever."""
 Names = Literal["all-linear"] | list[Name]
 Rank = Annotated[int, Field(gt=0, lt=2**20)]
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -20,11 +20,11 @@ IGNORED = (
     *("peft_type", "peft_version", "task_type", "base_model_name_or_path", "revision", "inference_mode"),
     *("auto_mapping", "init_lora_weights", "megatron_core", "qalora_group_size", "loftq_config"),
 )
-"""What does not change an adapter that is trained already."""
+"""Settings that do not change a trained adapter."""
 
 
 class LoraSettings(BaseModel, extra="forbid"):
-    """What is read, under peft's names."""
+    """The settings that are read, under peft's names."""
 
     r: Rank
     target_modules: Names
@@ -48,7 +48,7 @@ def lora_settings(folder: Path, file: str) -> dict[str, Any]:
 
 
 def check_weights(settings: Mapping[str, Any], folder: Path, file: str) -> None:
-    """The weights are floating-point, and as wide as the settings say, before room is made for them."""
+    """Raise UserError unless the weights are floating-point and of the rank that the settings say."""
     weights = declared([folder / file])
     for name, tensor in weights.items():
         if tensor.kind not in KINDS:

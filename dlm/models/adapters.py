@@ -27,7 +27,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 """Every linear layer of attention and feed-forward, by our names."""
 CONVERTED = ("attention", "block_length", "mask_token_id")
 OUTER = "base_model.model.network."
-"""What peft puts before our names: its files then fit `peft.PeftModel` around `dlm.models.hf.wrap(lm)` too."""
+"""The prefix of our names in peft's files, which then also fit `peft.PeftModel` around `dlm.models.hf.wrap(lm)`."""
 
 
 def attach(
@@ -42,7 +42,7 @@ def attach(
     settings = {"r": r, "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": list(targets)}
     _inject(network, require().LoraConfig(**settings, base_model_name_or_path=base), "adapter.targets")
     for parameter in network.parameters():
-        if parameter.requires_grad:  # peft takes the dtype of the weights beside
+        if parameter.requires_grad:  # peft uses the dtype of the adapted weights
             parameter.data = parameter.data.float()
 
 
@@ -60,7 +60,7 @@ def _inject(network: Transformer, settings: "LoraConfig", source: str) -> None:
     for module in network.modules():
         if isinstance(module, Attention | MLP):
             module.packed = None  # of weights that are now one part of a layer
-    for question in ("is_loaded_in_4bit", "is_loaded_in_8bit"):  # what peft asks a model
+    for question in ("is_loaded_in_4bit", "is_loaded_in_8bit"):  # attributes that peft reads of a model
         setattr(network, question, is_quantised(network))
     try:
         require().inject_adapter_in_model(settings, network)

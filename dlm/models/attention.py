@@ -1,4 +1,4 @@
-"""Who sees whom, as a value, and dense attention under it. The engine brings an `Attend` of its own, over pages."""
+"""Which tokens attend to which, and dense attention under that. The engine has its own `Attend`, over pages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class AttentionSpec:
     kind: AttentionKind | Literal["two_stream"] = "bidirectional"
     block_length: int | None = None
     apart: bool = False
-    """Documents that share a row do not see each other; one begins wherever a position is 0."""
+    """Whether documents that share a row cannot see each other; a document begins wherever a position is 0."""
 
     def __post_init__(self) -> None:
         if self.kind in ("block_causal", "two_stream") and (self.block_length or 0) < 1:
@@ -78,7 +78,7 @@ def dense_attend(
     causal = spec.kind == "causal" and valid is None and not spec.apart
     allowed = blocks = None
     if spec.kind == "two_stream":
-        # Imported here: with FlexAttention comes torch._dynamo, a second of every start.
+        # Imported here: FlexAttention imports torch._dynamo, which takes a second.
         from dlm.models.streams import block_mask, dense_mask
 
         assert spec.block_length is not None and not spec.apart
@@ -101,8 +101,8 @@ def dense_attend(
         here = None if mask is None else mask.to(q.device)  # layers may lie on several devices
         if rope is not None:
             cos, sin = (table.to(q.device) for table in rope)
-            turn = trained.rotate if trained.takes(q, k, cos, sin) else rotate
-            q, k = turn(q, cos, sin), turn(k, cos, sin)
+            rotated = trained.rotate if trained.takes(q, k, cos, sin) else rotate
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         grouped = q.shape[2] != k.shape[2]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if blocks is not None:
@@ -154,7 +154,7 @@ def rotate(x: Float[Tensor, "b l h e"], cos: Float[Tensor, "b l 1 r"], sin: Floa
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with optional biases and per-head norms; how keys are found is the `Attend`'s business."""
+    """Grouped-query attention with optional biases and per-head norms; the `Attend` chooses the keys."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()

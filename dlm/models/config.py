@@ -1,4 +1,4 @@
-"""What a network is made of, as data. Imports without torch."""
+"""`ModelConfig`, the shape of a network. Imports without torch."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, model_validator
 AttentionKind = Literal["bidirectional", "causal", "block_causal"]
 MOST_LAYERS, MOST_EXPERTS, MOST_HEADS = 4096, 4096, 2**14
 MOST_WIDTH, MOST_TOKENS, MOST_POSITIONS, MOST_BLOCK = 2**20, 2**24, 2**31 - 1, 2**20
-"""Limits well above every published network: what exceeds one is a mistake, found before anything is built."""
+"""Limits well above every published network: a larger value is a mistake, and is refused before anything is built."""
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -106,10 +106,8 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def context_length(self) -> int:
-        """Positions the network was made for: `max_position_embeddings`, or more where the rotation is stretched.
-
-        YaRN and linear scaling multiply the length they say they started from; llama3's checkpoints name the stretched
-        length already.
+        """Positions the network was made for: `max_position_embeddings`, or more where the rotation is stretched. YaRN
+        and linear scaling multiply the original length; checkpoints with llama3 scaling state the stretched one.
         """
         limit, scaling = self.max_position_embeddings, self.rope_scaling or {}
         kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")

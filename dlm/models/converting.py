@@ -1,4 +1,4 @@
-"""An autoregressive network as a diffusion model: who sees whom, and a mask token."""
+"""Converts an autoregressive network to a diffusion model: changes its attention, and adds a mask token."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def convert(lm: "LM", attention: AttentionKind = "bidirectional", block_length: int | None = None) -> "LM":
-    """Change who sees whom, in place, and return the model; a network that sees what follows gets a mask token.
+    """The same model with another attention, changed in place; one that is not causal gets a mask token.
 
     `dlm.models.convert(dlm.load("Qwen/Qwen3-0.6B"))` is what training with `train.init_from` starts from: the same
     weights, and still the token at i predicted by the logits at i-1, which `config.shifted_logits` records. The mask is
@@ -28,7 +28,7 @@ def convert(lm: "LM", attention: AttentionKind = "bidirectional", block_length: 
             f"convert: block_causal attention needs block_length >= 1, not {block_length} (and at most {MOST_BLOCK})"
         )
     changes = {"attention": attention, "block_length": block_length}
-    if attention == "causal":  # a state that has seen its own token has nothing to predict but the next
+    if attention == "causal":  # a causal state has seen its own token, so it predicts the next one
         changes["shifted_logits"] = True
     elif lm.mask_id is None:
         _add_mask(lm)

@@ -54,7 +54,7 @@ def require_room(
     source: str | Path,
     fix: str = "use a smaller dtype, or tensor_parallel over several devices",
 ) -> None:
-    """An error where the weights take more memory than the device has in all; `fix` says what helps."""
+    """Raise UserError where the weights are larger than the device's whole memory; `fix` says what helps."""
     needed = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
     if device.type == "cuda":
         there = torch.cuda.get_device_properties(device).total_memory

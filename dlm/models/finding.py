@@ -1,4 +1,4 @@
-"""Where a checkpoint is: in the package, in a folder or a GGUF file, or on the hub."""
+"""Finds a checkpoint: in the package, in a folder or a GGUF file, or on the hub."""
 
 import difflib
 import re
@@ -65,14 +65,14 @@ def find(name: str | Path, revision: str | None = None, files: Sequence[str] = H
             return _hub_file(text, revision, path)
     except UserError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, nobody's home folder
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a null byte, or of an unknown home folder
         raise UserError(f"no model {reprlib.repr(text)}: {getattr(error, 'strerror', None) or error}") from error
     if isinstance(name, Path) or text.startswith((".", "/", "~")) or text.endswith("/") or text.count("/") != 1:
         known = ", ".join(shipped) or "none"
         raise UserError(
             f"no model {text!r}: no such folder{_beside(path)}; bundled models: {known}; a hub id has the form owner/name"
         )
-    if revision is None and path.parent.is_dir():  # a hub's owner by chance, more likely a folder misspelt
+    if revision is None and path.parent.is_dir():  # more likely a misspelt folder than a hub id
         raise UserError(
             f"no model {text!r}: no such folder{_beside(path)}; for a hub id of the same spelling, name its revision "
             '("main")'
@@ -105,7 +105,7 @@ def find_tokenizer(name: str | Path) -> Path:
 
 
 def _beside(path: Path) -> str:
-    """What there is in place of a folder that is not there, or of the first one above it that is not."""
+    """A hint for a folder that does not exist: similar names beside it, or beside its first missing parent."""
     while not path.parent.is_dir():
         path = path.parent
     if path.parent == Path() and path.suffix != ".gguf":

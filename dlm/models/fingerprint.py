@@ -1,4 +1,4 @@
-"""Which weights these are: whether they changed, and a digest that traces carry and re-runs compare."""
+"""Tells whether weights changed, and computes the digest of weights that traces store."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dlm.models.transformer import Transformer
 
 WHOLE = 2**28
-"""Bytes up to which every weight counts; of more, so many evenly spaced elements of each tensor do."""
+"""Up to so many bytes, the digest covers every weight; of larger networks, evenly spaced elements of each tensor."""
 SAMPLED = 2**16
 PROBED = 16
 """Values of each weight that `weights_state` holds."""
@@ -49,7 +49,7 @@ def weights_digest(network: Transformer) -> str:
 
 
 def forget(network: Transformer) -> None:
-    """Compute the digest again at the next use."""
+    """Forget the digest: the next use computes it again."""
     _known.pop(network, None)
 
 

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint that is being written: what it may replace, and how all of it appears at once."""
+"""Writes a checkpoint's folder: all its files appear at once, and nothing but a checkpoint is replaced."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from dlm.models.shards import INDEX
 
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "tokenizer_config.json")
 BESIDE = ("README.md", "LICENSE", "special_tokens_map.json", "chat_template.jinja")
-"""What may lie in a new checkpoint's folder already, besides a tokenizer."""
+"""Files that a new checkpoint's folder may hold already, besides a tokenizer."""
 READ_FIRST = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 """Tokenizer files that would be read in place of what `Tokenizer.save` writes."""
 
@@ -49,7 +49,7 @@ def _config_last(file: Path) -> tuple[bool, bool, str]:
 
 
 def _outdated(folder: Path, names: set[str]) -> set[str]:
-    """What an earlier checkpoint left and the new one, of these `names`, does not replace."""
+    """Files of an earlier checkpoint that the new one, with these `names`, does not replace."""
     old = {path.name for path in (*folder.glob("model*.safetensors"), *folder.glob(INDEX))}
     if "tokenizer.json" in names:
         old |= {name for name in READ_FIRST if (folder / name).is_file()}
@@ -58,7 +58,7 @@ def _outdated(folder: Path, names: set[str]) -> set[str]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Read-only folders, full disks and the like, in one line."""
+    """Turns read-only folders, full disks and the like into UserErrors."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its network, spelt as config.json of the family it belongs to. Reads no weights.
+"""Reads the settings of a GGUF file as the config.json of its family. Reads no weights.
 
 Keys are those of `gguf-py/gguf/constants.py` of llama.cpp, and what its `conversion/` writes for LLaDA and Dream.
 """
@@ -87,7 +87,7 @@ STORED = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """config.json as the family of this file would have it. UserError for what cannot be read, by name."""
+    """The file's settings as its family's config.json. UserError, by name, for what is not supported."""
     header = read_header(parts_of(path)[0])
     name = header.text("general.architecture")
     if name not in ARCHITECTURES:
@@ -125,7 +125,7 @@ def weights_of(file: Path, device: torch.device) -> Weights:
 
 
 def generation_of(path: Path) -> dict[str, Any]:
-    """generation_config.json as the file would have it: what begins a text, what ends one, and padding."""
+    """The file's special tokens as a generation_config.json."""
     header = read_header(path)
     ends = ends_of(header)
     stops = {"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}
@@ -133,7 +133,7 @@ def generation_of(path: Path) -> dict[str, Any]:
 
 
 def _decimal(value: Any) -> Any:
-    """A float of 32 bits as the shortest decimal that means the same one: 1e-05, not 9.999999747378752e-06."""
+    """A 32-bit float as the shortest equal decimal: 1e-05, not 9.999999747378752e-06."""
     if not isinstance(value, float) or not math.isfinite(value):
         return value
     short = (float(f"{value:.{digits}g}") for digits in range(1, 10))
@@ -147,7 +147,7 @@ def _dtype(header: Header) -> str:
 
 
 def _biases(header: Header, family: str) -> dict[str, Any]:
-    """What the tensors that are there say: biases, and whether the output head is the embedding."""
+    """Settings that follow from which tensors there are: biases, and whether the output head is the embedding."""
     tied, has = "output.weight" not in header.tensors, lambda part: f"blk.0.{part}.bias" in header.tensors
     if family == "llada":
         return {"weight_tying": tied, "include_qkv_bias": has("attn_q")}

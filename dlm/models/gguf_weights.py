@@ -32,11 +32,11 @@ NAMES: Names = {
 }
 """Our names of weights -> those that all architectures read here have."""
 DIVISORS = "rope_freqs.weight"
-"""A tensor that is no weight: the rotary frequencies are divided by it."""
+"""The name of a tensor that is no weight: divisors of the rotary frequencies."""
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 """The name of one of several files that a model was split into."""
 CHUNK = 2**22
-"""Weights that are unpacked at a time: what memory they need meanwhile is small beside the network's."""
+"""So many weights are unpacked at a time, which takes little memory beside the network's."""
 
 
 class Weights:
@@ -55,7 +55,7 @@ class Weights:
         return [name for name in self.header.tensors if name != DIVISORS]
 
     def get_slice(self, name: str) -> "Shape":
-        """What is declared of a tensor, checked against the size of the file."""
+        """The tensor's declaration, checked against the size of the file."""
         self._bytes(name, self.header.tensors[name])
         return Shape(self.header.tensors[name].shape)
 
@@ -104,7 +104,7 @@ class Weights:
 
 
 class Shape:
-    """What is declared of a tensor: its shape, and the dtype it is unpacked to."""
+    """The tensor's shape, and the dtype it is unpacked to."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -152,7 +152,7 @@ def _package(file: Path) -> ModuleType:
 
 
 def _readable(package: ModuleType, kind: int) -> bool:
-    """Whether the package unpacks this kind: tried on no rows."""
+    """Whether the package can unpack this kind; tried on zero rows."""
     block, size = package.GGML_QUANT_SIZES[kind]
     try:
         package.dequantize(np.zeros((1, size), np.uint8), kind)

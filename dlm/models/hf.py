@@ -50,7 +50,7 @@ class HubConfig(PretrainedConfig):
 
 
 class HubModel(_PreTrainedModel):
-    """`Transformer` with the manners of transformers: padding masks, labels, gradient checkpointing, device maps."""
+    """`Transformer` with transformers' interface: padding masks, labels, gradient checkpointing, device maps."""
 
     base_model_prefix = "network"
     main_input_name = "input_ids"
@@ -62,12 +62,12 @@ class HubModel(_PreTrainedModel):
         super().__init__(config)
         self.network = Transformer(config.shape())
         self.post_init()
-        if not self.network.embed.weight.is_meta:  # from scratch: transformers' own pass sees one leaf at a time
+        if not self.network.embed.weight.is_meta:  # from scratch: transformers initialises one module at a time
             self.network.initialise()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As transformers does it, with the weights at addresses that give the same logits in every process."""
+        """As in transformers, then aligns the weights in memory, so that logits are the same in every process."""
         found = super().from_pretrained(*args, **kwargs)
         align(found[0] if isinstance(found, tuple) else found)
         return found
@@ -136,7 +136,7 @@ def unwrap(model: nn.Module, tokenizer: Any = None, name: str = "unnamed") -> LM
 
 
 def renamings(family: str) -> list[WeightConverter | WeightRenaming]:
-    """The family's weight names as transformers' rules, one a leaf, layers by pattern; they also work backwards."""
+    """Rules that rename the family's weights to ours, for transformers; they also work backwards."""
     everything: dict[str, Any] = {"hidden_size": 8, "head_dim": 2, "intermediate_size": 8, "vocab_size": 8}
     everything |= {"num_hidden_layers": 2, "qkv_bias": True, "o_bias": True, "mlp_bias": True}
     everything["qk_norm"] = family != "llada"  # whose norms, if any, span all heads

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint is which of ours, both ways, as data."""
+"""Maps the tensors of a checkpoint to ours and back."""
 
 import re
 from collections import defaultdict
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 Names = Mapping[str, str | tuple[str, ...]]
 """Our module or parameter name -> the hub's. `*` is the layer number, the same on both sides.
 
-Two of ours with one hub name are fused there: stacked by rows in our order. A tuple means that ours is the fused one.
+Two of ours with the same hub name are one tensor there, stacked by rows in our order. A tuple means that two hub
+tensors are one of ours.
 `#` in the hub's name counts along our first dimension: one hub tensor for each expert of ours.
 """
 

@@ -1,4 +1,4 @@
-"""What a function that takes a model does with anything else: an error that says how to get one."""
+"""Refuses anything else where a function takes a model, with an error that says how to get one."""
 
 import json
 import reprlib
@@ -12,11 +12,11 @@ from dlm.models.transformer import Transformer
 
 
 class Model:
-    """A loaded model. `LM` is the only one, and this the part of it that saving and converting can name below `lm.py`."""
+    """Base class of `LM`, for modules that `lm.py` imports."""
 
 
 def require_lm(value: Any, where: str) -> None:
-    """An error where something else stands for a model: a name, a folder, a bare network; `where` is the caller."""
+    """Raise UserError unless `value` is a loaded model; `where` is the caller."""
     if isinstance(value, Model):
         return
     if isinstance(value, str | Path):

@@ -116,13 +116,13 @@ def readers(folder: Path) -> str:
 
 
 def portable(config: ModelConfig) -> ModelConfig:
-    """The same network in a family that can say all of it."""
+    """The config in a family that can express all of it."""
     same = config_from_hub(config_to_hub(config)) == config
     return config if same else config.model_copy(update={"model_type": "dlm"})
 
 
 def belonging(config: ModelConfig, family: str) -> ModelConfig:
-    """The same weights as a checkpoint of `family`, under that family's attention; an error where it has no room."""
+    """The config as one of `family`, with that family's attention; UserError where the family cannot express it."""
     if family not in FAMILIES:
         raise UserError(f"family = {family!r} is not known; known: {', '.join(FAMILIES)}")
     own = FAMILIES[family]
@@ -132,7 +132,7 @@ def belonging(config: ModelConfig, family: str) -> ModelConfig:
             "dlm.models.convert(lm, 'block_causal', block_length=32) makes it one that does"
         )
     changes: dict[str, Any] = {"model_type": family}
-    if family != "dlm":  # which says everything itself
+    if family != "dlm":  # whose config states them
         changes |= {"attention": own.attention, "mask_in_softmax": own.mask_in_softmax}
         changes |= {} if own.attention == "block_causal" else {"block_length": None}
     written = config.model_copy(update=changes)
@@ -145,7 +145,7 @@ def belonging(config: ModelConfig, family: str) -> ModelConfig:
 
 
 def hub_settings(lm: "LM", config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """config.json: our settings over the keys of the original that we have no use for."""
+    """config.json: our settings, merged over the original's, whose other keys stay."""
     kept = lm.settings if lm.settings and family_of(lm.settings) == config.model_type else {}
     hub = {**kept, **config_to_hub(config)}
     if "architectures" in kept:
@@ -157,7 +157,7 @@ def hub_settings(lm: "LM", config: ModelConfig, dtype: torch.dtype) -> dict[str,
             hub[key] = kept[key]
     if config.model_type == "dlm":  # whose code lies in the folder, and is not there yet
         hub.pop("auto_map", None)
-    for key in ("rope_parameters", "dtype"):  # said once: in the spelling that every version of transformers reads
+    for key in ("rope_parameters", "dtype"):  # keep only the spelling that every version of transformers reads
         hub.pop(key, None)
     return {**hub, "torch_dtype": str(dtype).removeprefix("torch.")}
 

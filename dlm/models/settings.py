@@ -1,4 +1,4 @@
-"""A checkpoint's config.json while it is read, with errors that name the key."""
+"""Reads a checkpoint's config.json, with errors that name the key."""
 
 import math
 import reprlib
@@ -11,7 +11,7 @@ from dlm.data.json_file import read_object
 from dlm.errors import UserError
 
 MOST = 2**31
-"""No size in a configuration reaches this."""
+"""Every size in a configuration must be smaller."""
 _REQUIRED: Any = object()
 
 

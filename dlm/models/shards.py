@@ -1,4 +1,4 @@
-"""The weight files of a checkpoint, safetensors or GGUF: which there are, and what they declare. Reads no weights."""
+"""Finds the weight files of a checkpoint, safetensors or GGUF, and reads what they declare, but no weights."""
 
 import reprlib
 from collections.abc import Iterator
@@ -61,13 +61,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _inside(name: str) -> bool:
-    """Whether it names a file of the folder itself on every system."""
+    """Whether the name is of a file in the folder itself, on every operating system."""
     plain = PurePosixPath(name).name == name and PureWindowsPath(name).name == name
     return plain and name.endswith(".safetensors") and name.isprintable() and len(name) < 256
 
 
 def declared(files: list[Path]) -> dict[str, Declared]:
-    """Every tensor of the checkpoint by its name there; nothing of the weights themselves is read."""
+    """Every declared tensor by its name in the checkpoint. Reads headers only."""
     found: dict[str, Declared] = {}
     for file in files:
         with opened(file, torch.device("cpu")) as shard:

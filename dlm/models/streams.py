@@ -36,14 +36,14 @@ def dense_mask(length: int, block_length: int, device: torch.device) -> Bool[Ten
 @torch.compiler.disable()
 @lru_cache(maxsize=8)
 def block_mask(length: int, block_length: int, device: torch.device) -> BlockMask:
-    """The same for FlexAttention, which leaves out what is not seen: about three parts in four."""
+    """The same for FlexAttention, which skips the masked parts: about three quarters."""
     return create_block_mask(visibility(length, block_length), None, None, 2 * length, 2 * length, device)
 
 
 def flex_attend(
     q: Float[Tensor, "b h m e"], k: Float[Tensor, "b g m e"], v: Float[Tensor, "b g m e"], seen: BlockMask
 ) -> Float[Tensor, "b h m e"]:
-    """Attention by FlexAttention's kernel, which has to be compiled to be one."""
+    """Attention by FlexAttention's kernel, which is compiled at the first call."""
     run = flex_attention if torch.compiler.is_compiling() else _compiled()
     e = q.shape[-1]
     q, k, v = (F.pad(x, (0, max(0, SMALLEST_HEAD - e))) for x in (q, k, v))

@@ -1,6 +1,5 @@
-"""Numbers below 1.2e-38 (fp32's subnormals) as zeros.
-
-A trained network gives unlikely tokens probabilities that underflow, and a CPU computes with subnormals at a tenth of its
+"""Flushes fp32's subnormal numbers (below 1.2e-38) to zero. A trained
+network gives unlikely tokens probabilities that underflow, and a CPU computes with subnormals at a tenth of its
 speed. Zeros cost nothing.
 """
 
@@ -13,7 +12,7 @@ import torch
 
 @contextmanager
 def subnormals_as_zeros() -> Iterator[None]:
-    """Until left, this thread and every thread it starts take subnormal numbers for zeros.
+    """A context in which this thread, and every thread it starts, treats subnormal numbers as zeros.
 
     Use it around what makes torch start its threads (loading a model, a training run) and around each decoding step. The
     caller's arithmetic is as before afterwards.

@@ -78,7 +78,7 @@ class Transformer(nn.Module):
         self.attention = AttentionSpec.of(config)
         self.gradient_checkpointing = False
         learned = config.position_embedding == "learned"
-        # Recomputed rather than stored: never in a checkpoint, and always fp32 and right after a meta-device load.
+        # Computed, not stored: so it is never in a checkpoint, always fp32, and correct after a meta-device load.
         self.rope = None if learned else rope_frequencies(config)
         self.embed = _table(config.vocab_size, config.hidden_size)
         self.positions = _table(config.max_position_embeddings, config.hidden_size) if learned else None
@@ -107,7 +107,7 @@ class Transformer(nn.Module):
         exact = [buffer.data for buffer in self.buffers()]
         for module in self.modules():
             if isinstance(module, Attention | MLP):
-                module.packed = None  # of weights that are elsewhere from now on
+                module.packed = None  # their copies are of weights that have moved
         self.to(device=device, dtype=dtype)
         for buffer, values in zip(self.buffers(), exact, strict=True):
             buffer.data = values.to(device)
@@ -143,7 +143,7 @@ class Transformer(nn.Module):
         return self.norm(x)
 
     def embedded(self, input_ids: Int[Tensor, "*b l"], positions: Int[Tensor, "*b l"]) -> Float[Tensor, "*b l d"]:
-        """What goes into the first layer."""
+        """The first layer's input."""
         x = self.embed(input_ids)
         return x if self.positions is None else x + self.positions(positions)
 
@@ -193,12 +193,12 @@ class Transformer(nn.Module):
         if mask is None or (self.config.mask_in_softmax and not always):
             return logits
         if not torch.is_grad_enabled():
-            logits[..., mask] = float("-inf")  # nobody else has seen them
+            logits[..., mask] = float("-inf")  # no one else holds these logits
             return logits
         return logits.index_fill(-1, torch.tensor([mask], device=logits.device), float("-inf"))
 
     def matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Hidden weight matrices (neither embeddings nor head nor vectors nor adapters): what Muon is for."""
+        """The matrices of the layers, which Muon may train: no embeddings, head, vectors or adapters."""
         for name, parameter in self.layers.named_parameters():
             if parameter.ndim >= 2 and "router" not in name and "lora" not in name:
                 yield f"layers.{name}", parameter

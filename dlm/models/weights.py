@@ -1,4 +1,4 @@
-"""The network's weights, read from safetensors or GGUF files and written to safetensors, a tensor or a shard at a time."""
+"""Reads a network's weights from safetensors or GGUF files, and writes them to safetensors."""
 
 import json
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype:
     try:
         with torch.device("meta"):
             network = Transformer(config)
-    except UserError as error:  # rotary frequencies that cannot be
+    except UserError as error:  # impossible rotary frequencies
         raise UserError(f"{source_of(folder)}: {error}") from error
     network.to(dtype)
     for buffer in network.buffers():  # the router's bias decides between close experts: never rounded
@@ -68,7 +68,7 @@ def _spellings(config: ModelConfig, found: Mapping[str, Declared], folder: Path)
 
 
 def _check(layout: Mapping[str, HubTensor], found: Mapping[str, Declared], config: ModelConfig, folder: Path) -> None:
-    """Every tensor is there, has the shape that the config means, and is of a kind that holds weights."""
+    """Raise UserError unless every tensor is there, of the shape that the config means and of a supported kind."""
     for hub, tensor in found.items():
         if hub not in layout:
             if _harmless(hub, config):
@@ -103,12 +103,12 @@ def _copy(source: Tensor, tensor: HubTensor, ours: Mapping[str, Tensor]) -> None
 
 
 def _said_in(folder: Path) -> str:
-    """What the settings of a checkpoint are called in messages."""
+    """The name of a checkpoint's settings, for messages."""
     return "metadata" if is_gguf(folder) else "config.json"
 
 
 def _harmless(hub: str, config: ModelConfig) -> bool:
-    """Buffers that some versions stored, and the output head of a tied network stored twice."""
+    """Whether a superfluous tensor may be ignored: stored buffers, and the output head of a tied network."""
     head = FAMILIES[config.model_type].names[0]["lm_head"]
     return hub.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and hub == f"{head}.weight")
 

@@ -1,4 +1,4 @@
-"""Preparing: what a trained model makes for the training of the next. Importing it imports nothing heavy."""
+"""Data that a trained model makes for training another one. Importing this loads nothing heavy."""
 
 import lazy_loader
 

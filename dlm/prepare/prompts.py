@@ -1,4 +1,4 @@
-"""Prompts that somebody has, in JSON lines, as conversations that wait for their answer. Knows no model."""
+"""The prompts of JSON-lines files, as conversations that end with a user's message."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,30 +13,29 @@ Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A conversation that ends with a user's turn, and where it was written."""
+class Conversation:
+    """A conversation that ends with a user's message, and the file and line it is from."""
 
     messages: Messages
     where: str
 
 
-def read_prompts(section: ResponsesSection) -> Iterator[Asked]:
+def read_prompts(section: ResponsesSection) -> Iterator[Conversation]:
     """Every conversation once, in the order of the files.
 
-    A line is a text, or an object with the prompt's column or the messages'. What an assistant answered last is left out:
-    that is what is asked for anew.
+    A line is a text, or an object with the prompt's column or the messages'. The assistant's last answer is
+    dropped: the model will write its own.
     """
     seen: set[str] = set()
     for path in find_files(section.paths, PATTERNS["jsonl"], "paths"):
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 if raw.strip():
-                    asked = Asked(
-                        _messages(_parse(raw, f"{path}:{number}"), section, f"{path}:{number}"), f"{path}:{number}"
-                    )
-                    if (name := json.dumps(asked.messages)) not in seen:
+                    where = f"{path}:{number}"
+                    messages = _messages(_parse(raw, where), section, where)
+                    if (name := json.dumps(messages)) not in seen:
                         seen.add(name)
-                        yield asked
+                        yield Conversation(messages, where)
 
 
 def _parse(raw: bytes, where: str) -> Any:

@@ -1,4 +1,4 @@
-"""Responses: a model answers prompts that somebody has, into JSON lines that `data.source = "chat"` trains on."""
+"""A model answers prompts; the conversations are JSON lines that `data.source = "chat"` trains on."""
 
 import json
 import os
@@ -22,31 +22,31 @@ from dlm.models.fingerprint import weights_digest
 from dlm.models.lm import LM
 from dlm.models.loading import load
 from dlm.prepare.config import ResponsesConfig
-from dlm.prepare.prompts import Asked, Messages, read_prompts
+from dlm.prepare.prompts import Conversation, Messages, read_prompts
 
 COLUMNS = (TextColumn("[bold]prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 AT_ONCE = 16
-"""Batches that are queued together, so that one long answer holds up few others."""
+"""So many batches are queued together, so that one long answer delays few others."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What `respond` did: prompts it read; answers of theirs that the file has, and how many of those it wrote now."""
+    """What `respond` returns: prompts read, answers to them in the file, and answers written by this call."""
 
     prompts: int
     answers: int
     made: int
     unfinished: int
-    """Answers that reached the limit before their end, and lie in `unfinished_file` instead."""
+    """Answers that reached the length limit; they are in `unfinished_file` instead."""
     tokens: int
-    """Written now, the unfinished ones' included."""
+    """Tokens of the answers written by this call, unfinished ones included."""
     seconds: float
-    """From when the model was loaded."""
+    """Since the model was loaded."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One answer to be made. Its name tells everything that decides it."""
+    """One answer to be written; its name is a hash of everything that decides its tokens."""
 
     name: str
     messages: Messages
@@ -54,7 +54,7 @@ class Task:
 
 
 def unfinished_file(out: Path) -> Path:
-    """Where answers go that reached the limit before their end: they would teach to stop anywhere."""
+    """The file of answers that reached the length limit: trained on, they would teach a model to stop anywhere."""
     return out.with_name(f"{out.stem}.unfinished{out.suffix}")
 
 
@@ -67,8 +67,8 @@ def respond(config: ResponsesConfig) -> Answered:
     r, console = config.responses, Console(stderr=True)
     if not r.paths:
         raise UserError("responses.paths is not set: name JSON lines with prompts (--responses.paths FILE.jsonl)")
-    asked = islice(read_prompts(r), r.samples)
-    first = next(asked, None)  # a mistake in the files is found before a model is loaded
+    conversations = islice(read_prompts(r), r.samples)
+    first = next(conversations, None)  # a mistake in the files is found before a model is loaded
     if first is None:
         raise UserError(f"responses.paths = {list(r.paths)}: no prompt in there")
     out = Path(r.out)
@@ -79,7 +79,7 @@ def respond(config: ResponsesConfig) -> Answered:
         lm, started = load(**config.model.model_dump()), monotonic()
         identity, made, unfinished, tokens, names = _identity(lm, config), 0, 0, 0, dict[str, None]()
         bar = stack.enter_context(Progress(*COLUMNS, console=console, disable=not console.is_terminal))
-        task, rest, prompts = bar.add_task("prompts", total=r.samples), chain([first], asked), 0
+        task, rest, prompts = bar.add_task("prompts", total=r.samples), chain([first], conversations), 0
         while batch := list(islice(rest, AT_ONCE * r.batch_size)):
             tasks = [task for one in batch for task in _tasks(lm, config, one, identity)]
             names |= dict.fromkeys(task.name for task in tasks)
@@ -95,7 +95,7 @@ def respond(config: ResponsesConfig) -> Answered:
 
 
 def _identity(lm: LM, config: ResponsesConfig) -> Any:
-    """What decides answers besides their prompts. The seed and the number of the sample are among the settings."""
+    """A hash of what decides answers besides their prompts; the settings include the seed."""
     settings = {
         "weights": weights_digest(lm.network),
         "template": lm.require_tokenizer().chat_template,
@@ -105,19 +105,21 @@ def _identity(lm: LM, config: ResponsesConfig) -> Any:
     return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=12)
 
 
-def _tasks(lm: LM, config: ResponsesConfig, asked: Asked, identity: Any) -> Iterator[Task]:
+def _tasks(lm: LM, config: ResponsesConfig, conversation: Conversation, identity: Any) -> Iterator[Task]:
     name = identity.copy()
-    name.update(json.dumps(asked.messages).encode())
+    name.update(json.dumps(conversation.messages).encode())
     try:
-        found = continuations(lm, [asked.messages], config.sampler, where=asked.where, request_ids=[name.hexdigest()])
+        found = continuations(
+            lm, [conversation.messages], config.sampler, where=conversation.where, request_ids=[name.hexdigest()]
+        )
     except UserError as error:
-        raise UserError(f"{asked.where}: {str(error).removeprefix('prompt 0').lstrip(': ')}") from None
+        raise UserError(f"{conversation.where}: {str(error).removeprefix('prompt 0').lstrip(': ')}") from None
     for decoding in found:
-        yield Task(decoding.request.request_id, asked.messages, decoding)
+        yield Task(decoding.request.request_id, conversation.messages, decoding)
 
 
 def _answers(lm: LM, config: ResponsesConfig, tasks: Sequence[Task]) -> Iterator[tuple[Task, Generation]]:
-    """Each with its answer as soon as those before it are there, too: lines stand in the order of the prompts."""
+    """Each task with its answer, in the order of the tasks, as soon as it and those before it are done."""
     if not tasks:
         return
     engine = engine_for(lm, [task.decoding for task in tasks], config.engine, config.responses.batch_size)
@@ -137,7 +139,7 @@ def _answers(lm: LM, config: ResponsesConfig, tasks: Sequence[Task]) -> Iterator
 
 
 def _write(file: IO[str], lm: LM, config: ResponsesConfig, task: Task, result: Generation) -> None:
-    """One line, whole and on the disk before the next."""
+    """Write one line, which is on the disk when this returns."""
     answer = {"role": "assistant", "content": result.text.strip()}
     line = {
         "messages": [*task.messages, answer],
@@ -153,7 +155,7 @@ def _write(file: IO[str], lm: LM, config: ResponsesConfig, task: Task, result: G
 
 
 def _opened(stack: ExitStack, path: Path) -> IO[str]:
-    """The file, to be added to; without the half of a line that a killed run left."""
+    """The file, opened for appending; half a line that a killed run left is cut off."""
     try:
         file = stack.enter_context(path.open("a+", encoding="utf-8"))
         file.seek(0)
@@ -166,7 +168,7 @@ def _opened(stack: ExitStack, path: Path) -> IO[str]:
 
 
 def _names(file: IO[str]) -> set[str]:
-    """The answers that a file has."""
+    """The names of the answers in a file."""
     file.seek(0)
     found: set[str] = set()
     for number, line in enumerate(file, 1):

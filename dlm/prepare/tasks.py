@@ -1,4 +1,4 @@
-"""Samples of data as requests for a teacher: prompts to answer, or responses to put into an order."""
+"""Turns samples of data into requests for a teacher: to answer a prompt, or to choose the order of a given answer."""
 
 import json
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from dlm.prepare.config import TrajectoriesConfig
 
 
 class Given:
-    """A response that is imposed: the rule says where a step commits, and this which tokens."""
+    """A script that imposes a given answer: the rule chooses the positions of a step, this their tokens."""
 
     def __init__(self, canvas: Int[ndarray, " l"]) -> None:
         self.canvas = canvas
@@ -30,13 +30,13 @@ class Given:
         return True
 
     def decision(self, seq: Sequence, proposed: Decision) -> Decision:
-        # Nothing is committed in a gap, wherever it points.
+        # Columns that are gaps may point anywhere: nothing is committed there.
         return replace(proposed, token=self.canvas[seq.canvas.columns])
 
 
 @dataclass(frozen=True)
 class Task:
-    """One trajectory to record; without `given` the teacher writes what it likes."""
+    """One trajectory to record; without `given` the teacher chooses the tokens too."""
 
     decoding: Decoding
     given: Given | None = None
@@ -47,7 +47,7 @@ class Task:
 
 
 class Tasks:
-    """Makes tasks of samples. Their names tell what decides their tokens, so equal work is known by its name."""
+    """Turns samples into tasks. A task's name is a hash of everything that decides its tokens."""
 
     def __init__(self, lm: LM, config: TrajectoriesConfig) -> None:
         self.lm, self.config, self.end = lm, config, end_of_text(lm.require_tokenizer())
@@ -84,7 +84,7 @@ class Tasks:
         return [Task(decoding) for decoding in found]
 
     def _forced(self, prompt: Int[ndarray, " p"], answer: Int[ndarray, " a"]) -> list[Task]:
-        """The answer in whole blocks: filled up with end-of-text where it ends so, else cut."""
+        """A task for the answer in whole blocks: padded if it ends with end-of-text, else cut."""
         ends = np.flatnonzero(answer == self.end)
         answer = answer[: min(self.limit, ends[0] + 1 if len(ends) else self.limit)]
         rest = len(answer) % self.block_length
@@ -105,14 +105,14 @@ class Tasks:
         return tasks
 
     def _holes(self, ids: Int[ndarray, " l"], prompt: ndarray) -> list[Task]:
-        """What is not prompt stands among it, as in a Sudoku."""
+        """A task whose answer lies between parts of the prompt, as in a Sudoku."""
         canvas = np.where(prompt, ids, self.lm.require_mask_id())
         names = self._names(canvas, ids) if self.forced else self._names(canvas)
         found = infillings(self.lm, [canvas.tolist()], self.config.sampler, **names)
         return [Task(decoding, Given(ids) if self.forced else None) for decoding in found]
 
     def _steps(self, length: int) -> int | None:
-        """For an answer of this length the steps that each block of a whole one has."""
+        """The steps for an answer of this length: as many a block as a full answer has."""
         s = self.config.sampler
         if s.steps is None:
             return None

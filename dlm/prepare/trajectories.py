@@ -1,4 +1,4 @@
-"""Trajectories: a teacher decodes prompts, or given responses in an order of its own, into a trace store."""
+"""Records how a teacher decodes prompts, or in which order it would write given answers, in a trace store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ COLUMNS = (TextColumn("[bold]prompts"), BarColumn(), MofNCompleteColumn(), TimeR
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` did: prompts it took from the data, trajectories of theirs, and how many of those it made now."""
+    """What `prepare` returns: prompts of the data, their trajectories, and trajectories recorded by this call."""
 
     prompts: int
     trajectories: int
@@ -34,8 +34,8 @@ class Prepared:
 def prepare(config: TrajectoriesConfig) -> Prepared:
     """Record a trajectory for each prompt of the data's training split; what `dlm-prepare trajectories` calls.
 
-    What the store has already is not made again, so a stopped run goes on where it was. A batch of which anything is
-    missing is decoded as a whole, as it would have been then: what it was run together with cannot change a token.
+    What the store has already is not made again, so a stopped run goes on where it was. A batch with anything missing
+    is decoded as a whole, so that every request runs with the same others.
     """
     t = config.trajectories
     lm = load(**config.model.model_dump())

@@ -1,4 +1,4 @@
-"""All solutions of a Sudoku, found as an exact cover, and whether an answer is right.
+"""Finds all solutions of a Sudoku as exact covers, and checks answers.
 
 A grid is np.int8 (81,), row by row, 0 for an empty cell.
 

@@ -1,4 +1,4 @@
-"""Sudoku samples to train on, without end: puzzles of a pool, moved by Sudoku's symmetries."""
+"""Endless Sudoku samples for training: puzzles of a pool under random symmetries."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,8 +63,8 @@ class SudokuStream(Iterator[dict[str, Any]]):
         rng = addressed(self.seed, 2, self.split, block)
         pairs = scramble(rng, self.pool[rng.integers(len(self.pool), size=BLOCK)])
         holes = rng.integers(self.empty[0], self.empty[1] + 1, size=(BLOCK, 1))
-        luck = rng.random((BLOCK, 81)) + (pairs[:, 0] > 0)  # holes of the base puzzle come first, in random order
-        rank = np.argsort(np.argsort(luck, axis=1), axis=1)
+        order = rng.random((BLOCK, 81)) + (pairs[:, 0] > 0)  # holes of the base puzzle come first, in random order
+        rank = np.argsort(np.argsort(order, axis=1), axis=1)
         return pairs[:, 1].astype(np.int32), (rank >= holes) | (pairs[:, 0] > 0)
 
     def sample(self, index: int) -> dict[str, Any]:

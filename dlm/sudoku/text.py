@@ -11,7 +11,7 @@ from dlm.errors import UserError
 from dlm.sudoku.solver import Grid, find_clash
 
 EOS_ID, MASK_ID = 0, 10
-_LINES = "|+-'│┃┼╂╋─━═║├┤┬┴┌┐└┘╭╮╰╯"  # whatever a grid is usually drawn with, and grid_to_text's mark of a given
+_LINES = "|+-'│┃┼╂╋─━═║├┤┬┴┌┐└┘╭╮╰╯"  # characters of drawn grids; ' marks givens
 _EMPTY = "._0"
 
 

@@ -1,4 +1,4 @@
-"""The trace: every denoising step of a request, stored for certain, replayed exactly. Importing it costs no torch."""
+"""Traces: every denoising step of a request, stored safely and replayed exactly. Needs no torch."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Traces out of what a sampler has at hand: events, a step map, or all its canvases."""
+"""Builds traces from events, from a step map, or from all canvases of a sampler."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ def from_events(
     first_token = np.full(length, mask, np.int32)
     first_token[: len(initial)] = initial
     given = first_token != mask
-    if mask_id is None:  # any token may be given, so what was not there at first was not given
+    if mask_id is None:  # without a mask any token may be given: what the first canvas holds
         given = np.arange(length) < len(initial)
     first_step = np.where(given, np.int32(GIVEN), np.int32(NEVER))
     _check_order(request_id, step, num_steps)
     counts = np.flatnonzero(kind != REJECT)
     _, firsts = np.unique(position[counts], return_index=True)
-    firsts = counts[firsts]  # of each position its first event that changes something
+    firsts = counts[firsts]  # each position's first event that changes it
     firsts = firsts[~given[position[firsts]]]
     wrong = firsts[(kind[firsts] != SET) & (kind[firsts] != ACCEPT)]
     if len(wrong):
@@ -139,7 +139,7 @@ def from_events(
         later = Later(step=step[rest], position=position[rest], kind=kind[rest], token=token[rest])
 
     def beside(values: ndarray, blank: float, kind: type) -> ndarray:
-        """Values that go with the events, in the order of positions and then of later events."""
+        """The events' values in a trace's order: by position for first tokens, then the later events."""
         out = np.full((length + len(rest), *values.shape[1:]), blank, kind)
         out[position[firsts]], out[length:] = values[firsts], values[rest]
         return out

@@ -1,4 +1,4 @@
-"""A trace as a record of bytes and back, its content's digest checked at every read. Nothing that is read is run.
+"""Encodes a trace as a record of bytes and decodes it; every read checks the digest, and nothing read is executed.
 
 A record is: format (one byte), BLAKE2b-128 of the content in canonical form, one zstd frame. The frame holds counts as
 varints, the request's own facts as JSON, and columns; bit-packed ones where that is smaller, else byte planes.
@@ -24,15 +24,15 @@ from dlm.trace.trace import Trace
 FORMAT = 1
 HEAD = 1 + DIGEST
 FRAME_HEADER = 18  # bytes of zstd's, at most
-MAX_CONTENT = 2**23  # bytes a record may unfold to; more is refused before anything is allocated
+MAX_CONTENT = 2**23  # most bytes of a decompressed record; checked before anything is allocated
 MAX_LENGTH, MAX_STEPS, MAX_LATER, MAX_TOPK = 2**18, 2**20, 2**20, 2**21
 MAX_TOKEN = 2**30
 LEVEL = 9
-# How columns are written, and what a record has beside steps and tokens.
+# Bits of a record's first number: how columns are written, and what it has beside steps and tokens.
 WHOLE, PLANES, HOLES, MASKS, LATER, CONFIDENCE, GROWTH, TOPK, DIGESTS, ACCEPTED, REDACT = (1 << i for i in range(11))
 FORMS = (WHOLE | PLANES, WHOLE, 0)
-SHORT = 256  # positions in which zstd finds no runs worth a trial
-PACKED_COST = 1.1  # tokens in bits take longer to read: only for a good gain
+SHORT = 256  # up to so many positions, byte planes never win: they are not tried
+PACKED_COST = 1.1  # bit-packed tokens take longer to read, so they must save a tenth
 
 
 class CorruptTrace(UserError):
@@ -40,7 +40,7 @@ class CorruptTrace(UserError):
 
 
 def encode(trace: Trace, dictionary: zstandard.ZstdCompressionDict | None = None, level: int = LEVEL) -> bytes:
-    """The record of a trace. Its context is not inside, but the record's digest vouches for it too."""
+    """The record of a trace. It does not hold the context, but its digest covers the context too."""
     _refuse_what_does_not_fit(trace)
     trace = replace(trace, own=Facts.of(trace.own), context=Facts.of(trace.context))
     compressor = _compressor(get_ident(), level, dictionary)
@@ -54,7 +54,7 @@ def encode(trace: Trace, dictionary: zstandard.ZstdCompressionDict | None = None
     frames = {form: compressor.compress(data) for form, data in contents.items()}
     best = min(frames, key=lambda form: len(frames[form]) * (1 if form else PACKED_COST))
     proof = digest(trace)
-    # A trace that contradicts itself is refused here, not when it is read.
+    # Refuse an inconsistent trace now, not when it is read.
     if digest(_parse(contents[best], trace.request_id, trace.context)) != proof:
         raise UserError(f"trace {trace.request_id[:60]!r}: it contradicts itself, and would not come back as it is")
     return bytes((FORMAT,)) + proof + frames[best]
@@ -66,9 +66,8 @@ def decode(
     context: Mapping[str, Any] | None = None,
     dictionary: Callable[[int], zstandard.ZstdCompressionDict | None] | None = None,
 ) -> Trace:
-    """The trace of a record that was stored under this id with this context. Raises CorruptTrace if in doubt.
-
-    `dictionary` gives the one with a number, where a record was written with it; it raises LookupError for others.
+    """The trace of a record that was stored under this id with this context. Raises CorruptTrace if the digest differs.
+    `dictionary(number)` returns the dictionary that a record was written with, or raises LookupError.
     """
     try:
         trace = _parse(_unfold(record, dictionary), request_id, {} if context is None else context)
@@ -183,7 +182,7 @@ def _parse(data: bytes, request_id: str, context: Mapping[str, Any]) -> Trace:
 
 
 def _unfold(record: bytes, dictionary: Callable[[int], zstandard.ZstdCompressionDict | None] | None) -> bytes:
-    """The frame's content; refused unread where it declares too large a size."""
+    """The decompressed frame; one that declares too large a size is refused before it is read."""
     if len(record) <= HEAD or record[0] != FORMAT:
         raise Broken(f"format {record[0] if record else 'none'}, this version reads {FORMAT}")
     frame = record[HEAD:]

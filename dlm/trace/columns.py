@@ -1,4 +1,4 @@
-"""Columns of whole numbers as bytes and back: in bits, in bytes, or as byte planes."""
+"""Encodes and decodes columns of integers: bit-packed, in whole bytes, or as byte planes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ POWERS = 2 ** np.arange(7, -1, -1, dtype=np.uint8)
 
 
 class Broken(Exception):
-    """Bytes that no writer of ours made."""
+    """The bytes were not written by `Writer`."""
 
 
 class Writer:
-    """Collects the parts of a record's content.
-
-    `whole` writes tokens in whole bytes, so that a dictionary finds words it knows; `planes` writes other columns as
-    planes of bytes, in which zstd finds long runs. Else they are packed in bits, which nothing beats on short canvases.
+    """Collects the parts of a record's content. `whole` writes tokens in whole bytes, in which a dictionary finds
+    words; `planes` writes other columns as byte planes, in which zstd finds long runs. Otherwise columns are
+    bit-packed, which is smallest for short canvases.
     """
 
     def __init__(self, whole: bool, planes: bool) -> None:
@@ -55,7 +54,7 @@ class Writer:
         self.parts += (bytes((width,)), data)
 
     def tokens(self, values: Int32[ndarray, " n"]) -> None:
-        """Ids as they are; where some are negative, above the least."""
+        """Token ids; where some are negative, their differences from the smallest."""
         low = min(0, int(values.min())) if len(values) else 0
         values = values - np.int64(low) if low else values
         self.signed(low)
@@ -73,7 +72,7 @@ class Writer:
 
 
 class Reader:
-    """Takes a content apart again; whatever the bytes are, it reads no more than there is and else raises Broken."""
+    """Reads what `Writer` wrote. Never reads past the end, whatever the bytes are: raises Broken instead."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0

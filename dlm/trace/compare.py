@@ -1,4 +1,4 @@
-"""Two traces, step by step: where they part and how far."""
+"""Compares two traces step by step: where they differ first, and how much."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Diff:
     a: Trace = field(repr=False)
     b: Trace = field(repr=False)
     first: Difference | None
-    """Where they part: the earliest step, and in it the lowest position."""
+    """The first difference: the earliest step, and in it the lowest position."""
     counts: tuple[int, ...]
-    """Positions that differ in each state, of the longer trace; a trace that is over stays as it ended."""
+    """How many positions differ in each state; a trace with fewer steps keeps its last state."""
     facts: dict[str, tuple[Any, Any]]
-    """Facts that differ, `ABSENT` where one has none; those of inner tables under dotted names."""
+    """Facts that differ, under dotted names; `ABSENT` where one trace lacks them."""
 
     @property
     def identical(self) -> bool:
@@ -44,7 +44,7 @@ class Diff:
 
     @property
     def shared_states(self) -> int:
-        """States from the start on that are the same in both."""
+        """The number of equal states from the start."""
         return next((k for k, count in enumerate(self.counts) if count), len(self.counts))
 
     def __str__(self) -> str:

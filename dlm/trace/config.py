@@ -1,4 +1,4 @@
-"""[trace]: whether requests are recorded, what of them, and where to."""
+"""The [trace] section: whether requests are recorded, what is kept of them, and where."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""A connection to a store's file: made where there is none, recognised, opened as far as one may."""
+"""Opens a store's file: creates a new one, refuses other files, and reads without write permission where it must."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 from dlm.errors import UserError
 
 Durability = Literal["trace", "group", "none"]
-# "none" does not wait for the disk at a commit. It is not OFF: then this process would merge the log without the disk's
-# word, and a power cut could cost other processes what they were promised, or damage the file.
+# "none" does not wait for the disk at a commit. It is not OFF: with OFF this process would merge the log without a
+# sync, and a power cut could lose other processes' traces or damage the file.
 SYNCHRONOUS: dict[Durability, str] = {"trace": "FULL", "group": "FULL", "none": "NORMAL"}
 APPLICATION, VERSION = 0x646C6D74, 1  # "dlmt"
 PAGE = 8192
 BUSY = 60.0  # seconds to wait for another process's transaction
-TRIES = 5  # to open a file for reading whose owner opens or closes it at the same moment
-# `at` is the tick (0.1 ms) a trace was stored at, made unique: the order of commits, a time and a key in one.
+TRIES = 5  # at opening a file for reading while its owner opens or closes it
+# `at` is the tick (0.1 ms) at which a trace was stored, made unique: it is time, key and order of commits in one.
 SCHEMA = """
 CREATE TABLE traces (at INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, context INTEGER NOT NULL, record BLOB NOT NULL);
 CREATE TABLE contexts (context INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, facts BLOB NOT NULL);
@@ -30,19 +30,19 @@ TABLES = [statement.rstrip(";") for statement in SCHEMA.strip().split("\n")]
 
 
 class Stamp(NamedTuple):
-    """What changes with a file that is written to."""
+    """Properties of a file that change when it is written to."""
 
     inode: int
     size: int
     modified: int
     """Nanoseconds since 1970."""
     log: bool
-    """Whether a log lies beside it: a process has it open for writing, or was killed while it had."""
+    """Whether there is a log beside it: a process has the file open for writing, or was killed while it had."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """An open file. `still` is set where it is read as a file that nobody writes, and says when that was true."""
+    """An open file. `still` is the stamp of a file that is read as one that nobody writes; else None."""
 
     sql: sqlite3.Connection
     path: Path
@@ -50,7 +50,7 @@ class Connection:
     still: Stamp | None = None
 
     def current(self) -> bool:
-        """Whether the file is as it was when it was opened, where that matters."""
+        """Whether a file that is read as one that nobody writes is still unchanged."""
         return self.still is None or _stamp(self.path) == self.still
 
 
@@ -62,7 +62,7 @@ def connect(path: Path, durability: Durability, create: bool) -> Connection:
         _make_folder(path)
     for trial in range(1, TRIES + 1):
         options, writable, still = _way(path, create)
-        # Autocommit: transactions are begun where they are meant.
+        # Autocommit: transactions are begun explicitly.
         sql = sqlite3.connect(
             f"{path.absolute().as_uri()}?{options}",
             uri=True,
@@ -104,7 +104,7 @@ def _way(path: Path, create: bool) -> tuple[str, bool, Stamp | None]:
         for file in (log, index):
             if not os.access(file, os.R_OK):
                 raise UserError(f"{file}: you may not read it, and {path.name} is being written; allow it (chmod a+r)")
-        return "mode=ro&readonly_shm=1", False, None  # else a reader could leave files that lock the owner out
+        return "mode=ro&readonly_shm=1", False, None  # else a reader could leave files behind that lock the owner out
     stamp = _stamp(path)
     if stamp.log:
         raise UserError(
@@ -154,12 +154,12 @@ def _look(sql: sqlite3.Connection) -> tuple[int, int, set[str]]:
 
 
 def _text(data: bytes) -> str:
-    """Text of a damaged file may be no UTF-8; what it belongs to is refused later, by its digest."""
+    """Decode text leniently: in a damaged file it may not be UTF-8, and the digest refuses it later."""
     return data.decode("utf-8", "replace")
 
 
 def _patiently(sql: sqlite3.Connection, statement: str) -> None:
-    """Try again while another process makes the same file: SQLite does not wait for this lock by itself."""
+    """Retry while another process creates the same file: SQLite does not wait for this lock by itself."""
     deadline = time.monotonic() + BUSY
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The database under a store: what is put into its tables and found there. Records are bytes here."""
+"""The tables of a store: inserts, replaces and finds records, which are bytes here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dlm.trace.session import Session
 
 FIRST, LAST = -(2**63), 2**62  # before and after any `at`
 PAGE = 256  # records read at a time
-# A row counts where the index of ids leads to it: one that was damaged in either place is noticed.
+# A row is valid if the index of ids leads to it; so damage to the row or to the index is noticed.
 INDEXED = """EXISTS (SELECT 1 FROM traces AS found INDEXED BY sqlite_autoindex_traces_1
     WHERE found.id = traces.id AND found.at = traces.at)"""
 ROW = f"SELECT id, at, context, length(record), {INDEXED} FROM traces"
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A record and all it takes to read it, as they stood at one moment."""
+    """A record and all that is needed to read it, from one moment."""
 
     request_id: str
     at: int
@@ -46,7 +46,7 @@ class Stored(NamedTuple):
     """Its context."""
     dictionary: zstandard.ZstdCompressionDict | None
     damage: str = ""
-    """Why it cannot be read; empty where nothing is known against it."""
+    """Why it cannot be read; empty if it can."""
 
 
 class Entry(NamedTuple):
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A record to stand where another one was read."""
+    """A record that replaces another one, if that has not changed since it was read."""
 
     old: Stored
     facts: bytes
@@ -68,7 +68,7 @@ class Change(NamedTuple):
 
 
 class Outdated(Exception):
-    """Records were written with a dictionary that the store has no more."""
+    """Records were written with a dictionary that the store no longer has."""
 
 
 class Database(Session):
@@ -83,9 +83,8 @@ class Database(Session):
     def insert(
         self, entries: Sequence[Entry], dictionary: zstandard.ZstdCompressionDict | None = None, keep: bool = False
     ) -> list[bool]:
-        """Store records in one transaction, all or none; False where an id was taken.
-
-        Raises Outdated where the store has not the dictionary they were written with; with `keep` it is stored, too.
+        """Store records in one transaction; False for each whose id was taken. Raises Outdated where the store lacks
+        the dictionary they were written with; with `keep` that is stored, too.
         """
         taken = []
         with self.transaction():
@@ -103,9 +102,8 @@ class Database(Session):
         return taken
 
     def replace(self, changes: Sequence[Change], dictionary: zstandard.ZstdCompressionDict | None = None) -> list[bool]:
-        """Put records in the place of those they were made from, in one transaction; False where that one is gone.
-
-        Raises Outdated where the store has not the dictionary they were written with.
+        """Replace records in one transaction; False for each whose original has changed or is gone. Raises Outdated
+        where the store lacks the dictionary they were written with.
         """
         query = "UPDATE traces SET context = ?, record = ? WHERE at = ? AND id = ? AND record = ?"
         with self.transaction():
@@ -142,12 +140,12 @@ class Database(Session):
         return [Row(*row[:4]) for row in found]
 
     def check_rows(self) -> None:
-        """Raise StoreError where a row of a trace is not the one its index leads to."""
+        """Raise StoreError where a row does not agree with the index of ids."""
         if self.query(f"SELECT 1 FROM traces NOT INDEXED WHERE NOT {INDEXED} LIMIT 1"):
             raise self._damaged("a row of a trace")
 
     def records(self, after: int = FIRST) -> Iterator[Stored]:
-        """Every trace stored later, oldest first; ends with StoreError where the file is damaged so that none follows."""
+        """Every trace stored later, oldest first. Raises StoreError where damage keeps it from going on."""
         while some := self.read(lambda: self._page(after)):  # noqa: B023 read at once
             yield from some
             after = some[-1].at
@@ -168,7 +166,7 @@ class Database(Session):
         return self._dictionaries[found[0][0]]
 
     def add_dictionary(self, dictionary: zstandard.ZstdCompressionDict) -> int:
-        """Keep a dictionary under the number it bears, and return that. Raises UserError where another one has it."""
+        """Store a dictionary under its own number, and return that. Raises UserError where another one has it."""
         if not self._has_dictionary(dictionary):
             with self.transaction():
                 self._require(dictionary, keep=True)
@@ -204,7 +202,7 @@ class Database(Session):
         return self._facts[digest]
 
     def _checked(self, table: str, what: str, number: int, digest: bytes) -> bytes:
-        """Content that is what its digest says. Raises LookupError."""
+        """Content that matches its digest. Raises LookupError for any other."""
         column = "facts" if what == "context" else "content"
         found = self.query(f"SELECT {column} FROM {table} WHERE {what} = ?", number)
         content = found[0][0] if found else None
@@ -225,12 +223,12 @@ class Database(Session):
         return made
 
     def _has_dictionary(self, dictionary: zstandard.ZstdCompressionDict) -> bool:
-        """Whether the store has it, and whole."""
+        """Whether the store has it, undamaged."""
         query = "SELECT 1 FROM dictionaries WHERE dictionary = ? AND digest = ? AND content IS ?"
         return bool(self.query(query, dictionary.dict_id(), proof(dictionary.as_bytes()), dictionary.as_bytes()))
 
     def _require(self, dictionary: zstandard.ZstdCompressionDict | None, keep: bool) -> None:
-        """See to it that the store has what records to come were written with. To be called in a transaction."""
+        """Make sure that the store has the dictionary that new records were written with. Call in a transaction."""
         if dictionary is None or self._has_dictionary(dictionary):
             return
         number, digest, content = dictionary.dict_id(), proof(dictionary.as_bytes()), dictionary.as_bytes()

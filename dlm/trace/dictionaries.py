@@ -1,8 +1,8 @@
-"""What a store's traces share: zstd dictionaries (which to write with, how one is learned) and contexts, by numbers.
+"""What the traces of a store share, under numbers: zstd dictionaries and contexts.
 
-Each number is given once, never again, for readers and writers in other processes may hold one for long. So the highest
-context number stays in its table as an empty row when nothing needs it any more, and the dictionaries that went are listed
-in `retired`. The triggers keep other versions to that; they and the list are made at the first deletion.
+A number is never given twice, since other processes may hold one for long. So the highest context number stays as an
+empty row when no trace has it, and deleted dictionaries are listed in `retired`. Triggers make older versions of this
+program keep to that; they and the list are created at the first deletion.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 FEWEST = 100  # traces to learn from
 SIZE = 2**16  # bytes of a dictionary
 NEWEST = 20_000  # traces a dictionary is learned from
-PROOF = f"substr(record, 2, {HEAD - 1})"  # the digest of what a record holds, whatever it was written with
-MOST = 2**31 - 1  # the numbers above are not for us, by zstd's format
+PROOF = f"substr(record, 2, {HEAD - 1})"  # a record's digest, which does not depend on the dictionary
+MOST = 2**31 - 1  # zstd's format reserves the numbers above
 GONE = b""
 """In place of a digest: a context that was deleted."""
 GUARDS = (
@@ -45,7 +45,7 @@ class NoDictionary(UserError):
 
 
 class Dictionaries:
-    """What a store writes with: `chosen` is a dictionary's bytes, False for none, None for the store's newest."""
+    """Chooses the dictionary for new records: `chosen` is its bytes, False for none, None for the store's newest."""
 
     def __init__(self, chosen: bytes | bool | None = None) -> None:
         self.chosen = chosen
@@ -56,7 +56,7 @@ class Dictionaries:
         return parsed(self.chosen) if isinstance(self.chosen, bytes) else None
 
     def to_write_with(self, database: Database) -> zstandard.ZstdCompressionDict | None:
-        """The dictionary for new records, if any. A damaged one is none: it would take the records with it."""
+        """The dictionary for new records, or None. A damaged one is not used: its records would be unreadable."""
         if self.own is not None:
             database.add_dictionary(self.own)
             return self.own
@@ -82,7 +82,7 @@ def parsed(data: bytes) -> zstandard.ZstdCompressionDict:
 def add_new(database: Database, data: bytes) -> int:
     """Keep a trained dictionary under a number that no other one of this store ever had; returns it.
 
-    To be called in a transaction. The number stands after the four bytes that zstd's dictionaries begin with.
+    Call in a transaction. The number follows the first four bytes of a zstd dictionary.
     """
     number = next_dictionary(database.sql)
     database.insert((), zstandard.ZstdCompressionDict(data[:4] + number.to_bytes(4, "little") + data[8:]), keep=True)
@@ -104,7 +104,7 @@ def trained(traces: Iterable[Trace], number: int, size: int = SIZE) -> bytes:
 def train_dict(store: TraceStore, size: int = SIZE, newest: int = NEWEST) -> int:
     """Learn a dictionary from the newest traces and write with it from now on; returns its number.
 
-    If one of them was redacted or deleted meanwhile, it is learned again, with nobody else writing.
+    If one of them was redacted or deleted meanwhile, it is learned again while nobody else can write.
     """
     store.flush()
     database = store.database
@@ -117,7 +117,7 @@ def train_dict(store: TraceStore, size: int = SIZE, newest: int = NEWEST) -> int
 
 
 def _lesson(store: TraceStore, size: int, newest: int) -> tuple[dict[int, bytes], bytes]:
-    """What was read, by its digests, and the dictionary learned from it."""
+    """The digests of the traces that were read, and the dictionary learned from them."""
     learned: dict[int, bytes] = {}
 
     def traces() -> Iterator[Trace]:

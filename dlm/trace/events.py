@@ -1,4 +1,4 @@
-"""What may happen to a position of a canvas, and the marks that stand where no step or token can."""
+"""The kinds of events at a position of a canvas, and the marks that stand in place of a step or a token."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ KINDS = ("set", "mask", "replace", "accept", "reject")
 """What an event does: a mask becomes a token, a token becomes a mask again, a token becomes another; a drafted token is
 taken (a mask becomes it), or is refused (nothing changes)."""
 GIVEN, NEVER = -1, 2**31 - 1
-"""In place of a step: it was there before the first, or it is a mask to the end."""
+"""In place of a step: the token was given, or the position stays a mask to the end."""
 NO_MASK, REDACTED = -1, -2
-"""In place of a token: what a family without a mask token has there, and a prompt that was taken out."""
+"""In place of a token: the mask of a family without one, and a redacted token of a prompt."""
 
 
 class Event(NamedTuple):

@@ -1,7 +1,7 @@
 """Traces as Parquet, for training and for other tools. pyarrow and fsspec are imported on demand.
 
-One row a trace. Folders are days, `day=2025-06-30/`, and a file bears the span of time of its traces, so that what an
-earlier export wrote says where the next goes on. `datasets.load_dataset("parquet", data_files=…)` reads it as it is.
+One row is a trace. Folders are days, `day=2025-06-30/`; a file's name is the time span of its traces, so that a later
+export goes on where an earlier one ended. `datasets.load_dataset("parquet", data_files=…)` reads it as it is.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ NAME = re.compile(r"(\d{16})-(\d{16})\.parquet$")
 
 
 def export(store: TraceStore, url: str, rows: int = ROWS) -> int:
-    """Write what `url` has not yet; returns how many traces. A file appears whole or not at all.
-
-    Traces that were overwritten since come again; those deleted from the store stay.
+    """Write the traces that are not at `url` yet; returns how many. A file appears whole or not at all. Traces that
+    were overwritten since are exported again; those deleted from the store stay there.
     """
     if rows < 1:
         raise UserError(f"rows = {rows}: must be at least 1")
@@ -63,7 +62,7 @@ def export(store: TraceStore, url: str, rows: int = ROWS) -> int:
 
 
 def to_dataset(store: TraceStore, **criteria: Any) -> Dataset:
-    """The traces that `find` finds, as a `datasets.Dataset` with the columns of `export`."""
+    """The traces found by `find`, as a `datasets.Dataset` with the columns of `export`."""
     from datasets import Dataset
 
     rows = store.find(**criteria)

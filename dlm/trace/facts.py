@@ -1,4 +1,4 @@
-"""What vouches for a trace: digests of its canvases, of its facts (tables as JSON), and of all of it."""
+"""Digests that prove a trace unchanged: of its canvases, of its facts (tables as JSON), and of all of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Facts(Mapping[str, Any]):
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Facts:
-        """The same table, as JSON once and for all."""
+        """The table with its JSON, which is made only once."""
         return table if isinstance(table, cls) else cls(facts(table))
 
     @cached_property

@@ -19,7 +19,7 @@ class Report:
     """What `fsck` found."""
 
     traces: int = 0
-    """Read, and right."""
+    """Traces that were read and are undamaged."""
     damaged: dict[str, str] = field(default_factory=dict)
     """What is wrong, by id."""
     database: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ def fsck(store: TraceStore) -> Report:
 
 
 def _shared_damage(store: TraceStore) -> list[str]:
-    """What is wrong with what traces share."""
+    """What is wrong with dictionaries and tokenizers, which traces share."""
     found = []
     for (number,) in store.database.query("SELECT dictionary FROM dictionaries"):
         try:
@@ -86,7 +86,7 @@ def _shared_damage(store: TraceStore) -> list[str]:
 
 
 def _indexed(store: TraceStore) -> list[str]:
-    """The ids by their index, where traces cannot be walked in their order."""
+    """All ids by the index, for a store whose traces cannot be read in order."""
     try:
         return [str(name) for (name,) in store.database.query("SELECT id FROM traces ORDER BY id")]
     except StoreError:

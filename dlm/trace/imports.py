@@ -1,4 +1,4 @@
-"""Traces taken in from elsewhere: our own Parquet, and d3LLM-style JSON lines."""
+"""Imports traces: from our own Parquet, and from JSON lines in d3LLM's style."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 
 def import_(store: TraceStore, url: str, mask_id: int | None = None, overwrite: bool = False) -> int:
-    """Take in the Parquet or JSON lines at `url`, a file or a folder of them; returns how many traces.
-
-    What is there twice is taken once: two exports to one folder at the same moment may write the same traces.
+    """Import the Parquet or JSON lines at `url`, a file or a folder; returns how many traces. Duplicates are imported
+    once: two exports to one folder at the same moment may write the same traces.
     """
     fs, root = file_system(url)
     seen: set[bytes] = set()

@@ -54,7 +54,7 @@ class Pieces:
         return len(self.ends)
 
     def __getitem__(self, token: int) -> bytes:
-        """The bytes of one token; U+FFFD for an id there is none of."""
+        """The bytes of one token; U+FFFD for an unknown id."""
         if not 0 <= token < len(self.ends):
             return UNKNOWN_SIGN.encode()
         return self.data[int(self.ends[token - 1]) if token else 0 : int(self.ends[token])]
@@ -83,7 +83,7 @@ class Pieces:
 
 
 def _vocabulary(tokenizer: dict[str, Any]) -> list[bytes]:
-    """The bytes of each id, as the tokenizer's own decoder would write it amid others."""
+    """The bytes of each id, as the tokenizer's decoder writes them in the middle of a text."""
     model, decoder = tokenizer["model"], json.dumps(tokenizer.get("decoder"))
     vocab = model["vocab"]
     names = vocab if isinstance(vocab, dict) else {entry[0]: index for index, entry in enumerate(vocab)}
@@ -94,13 +94,13 @@ def _vocabulary(tokenizer: dict[str, Any]) -> list[bytes]:
 
 
 def _of_byte_level(name: str) -> bytes:
-    """GPT-2's way: every byte is a character that can be printed."""
+    """The bytes of a name in GPT-2's spelling, where a printable character stands for each byte."""
     letters = _byte_letters()
     return bytes(letters[letter] for letter in name) if all(letter in letters for letter in name) else name.encode()
 
 
 def _of_sentencepiece(name: str) -> bytes:
-    """A block stands for a space, and <0x0A> for a byte."""
+    """The bytes of a SentencePiece name, where a block stands for a space and <0x0A> for a byte."""
     byte = re.fullmatch(r"<0x([0-9A-F]{2})>", name)
     return bytes.fromhex(byte[1]) if byte else name.replace("\u2581", " ").removeprefix("##").encode()
 

@@ -1,4 +1,4 @@
-"""Traces read from a store's file, by id: found, checked, and with the text of their tokens."""
+"""Reads traces from a store by id: finds them, checks them, and adds the text of their tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def default_path() -> Path:
 
 
 class TraceReader:
-    """The reading half of a store, and all that a reader needs to load; `open_database` is called when first needed."""
+    """The reading half of a store, which loads less; `open_database` is called at the first use."""
 
     def __init__(self, path: Path, open_database: Callable[[], Database] | None = None) -> None:
         self.path = path
@@ -130,7 +130,7 @@ class TraceReader:
         return self._pieces[tokenizer]
 
     def _settle(self) -> None:
-        """What is to be done before reading: nothing."""
+        """Called before each read; a store that also writes waits here for its own traces."""
 
     def _agrees(self, context: int, criteria: Mapping[str, Any]) -> bool:
         try:
@@ -150,7 +150,7 @@ class TraceReader:
 
 
 def check_id(request_id: str) -> str:
-    """Any text is an id, if it is not beyond all measure."""
+    """The id itself. Any Unicode text up to MAX_ID bytes is one; UserError for others."""
     if not isinstance(request_id, str):
         raise UserError(f"request id {request_id!r}: must be text")
     try:

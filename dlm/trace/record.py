@@ -1,4 +1,4 @@
-"""What a denoising loop calls at each step: `Recorder` for one request, `BatchRecorder` for a batch."""
+"""Records a denoising loop step by step: `Recorder` for one request, `BatchRecorder` for a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Deliver = Callable[["Recorder"], object]
 
 
 class Delivering:
-    """A context that delivers when it is left well, and drops what it has when it is left by an error."""
+    """A context that delivers its trace at the end, and drops it after an error."""
 
     def finish(self) -> None:
         """Deliver, once."""
@@ -45,7 +45,7 @@ class Recorder(Delivering):
 
     `prompt` is what stands at the start of the canvas, masks in its holes included; `length` is that of the first canvas,
     where masks follow. The engine calls `commit` with what changed, or `filled` once at the end; another loop calls `step`
-    with its whole canvas. All of them only note: the trace is put together when `trace()` is called.
+    with its whole canvas. These calls only take notes; `trace()` builds the trace.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Recorder(Delivering):
         return columns
 
     def _beside(self, field: int, kind: type) -> ndarray | None:
-        """What goes with the events, NaN where a step came without."""
+        """One value an event, such as its confidence; NaN for steps without."""
         if all(event[field] is None for event in self._events):
             return None
         parts = [
@@ -246,7 +246,7 @@ class BatchRecorder(Delivering):
 
 
 def check_keep(keep: Collection[str]) -> Sequence[str]:
-    """The granularity as names; `"tokens+confidence"` is a way to write it."""
+    """What is kept, as names; `"tokens+confidence"` is split. UserError for unknown names."""
     names = keep.split("+") if isinstance(keep, str) else list(keep)
     for name in names:
         if name not in KEEP:

@@ -1,4 +1,4 @@
-"""One open file: errors explained, reads at one moment, writes all or none."""
+"""An open file with explained errors, consistent reads, and transactions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StoreError(UserError):
 
 
 class Session:
-    """A connection that threads take turns with."""
+    """A connection that one thread uses at a time."""
 
     def __init__(self, path: Path, durability: Durability = "group", create: bool = True) -> None:
         self.path = path
@@ -60,7 +60,7 @@ class Session:
         return self._tried(lambda: self.sql.execute(query, values).fetchall())
 
     def read(self, work: Callable[[], T]) -> T:
-        """What several statements give that see one state of the store."""
+        """The result of `work`, whose statements all see one state of the store."""
 
         def at_one_moment() -> T:
             with self._begun("BEGIN"):
@@ -70,7 +70,7 @@ class Session:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Hold the writers' lock; all that is done inside is kept, or none of it. Within another it is part of that."""
+        """A write transaction: everything inside is kept, or nothing. Inside another one it is part of that."""
         with self._explained(), self._begun("BEGIN IMMEDIATE"):
             yield
 
@@ -92,7 +92,7 @@ class Session:
                 self.sql.execute("ROLLBACK")
 
     def _tried(self, work: Callable[[], T]) -> T:
-        """The result of `work`. A file that is read as immutable and was written meanwhile is opened and read again."""
+        """The result of `work`, done again if a file that is read as immutable was written meanwhile."""
         deadline = time.monotonic() + BUSY
         with self._explained():
             while not self._inside:
@@ -116,7 +116,7 @@ class Session:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """SQLite's errors as ours, with the file's name; one thread at a time."""
+        """Holds the lock, and turns SQLite's errors into StoreErrors that name the file."""
         with self.lock:
             try:
                 yield

@@ -1,4 +1,4 @@
-"""Many traces in one file, found by id."""
+"""`dlm.TraceStore`: many traces in one file, found by id."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from dlm.trace.pieces import Pieces
 OnFull = Literal["block", "raise"]
 STORES: weakref.WeakSet[TraceStore] = weakref.WeakSet()
-"""All that are open in this process. In a forked one each opens its file anew."""
+"""All open stores of this process; after a fork, each reopens its file in the child."""
 INHERITED: list[Database] = []
-"""A forked process's parent's: neither used nor closed, only kept from being collected."""
+"""Connections that a forked process has from its parent: neither used nor closed, only kept alive."""
 
 
 class TraceStore(TraceReader):
@@ -101,7 +101,7 @@ class TraceStore(TraceReader):
         keep: Collection[str] | None = None,
         overwrite: bool = False,
     ) -> BatchRecorder:
-        """Record a denoising loop that is not ours: `with store.record(id, prompt=ids) as rec: rec.step(canvas)`.
+        """Record any denoising loop: `with store.record(id, prompt=ids) as rec: rec.step(canvas)`.
 
         `prompt` is what stands before the loop: ids, or the whole canvas with its masks. Without `mask_id` the mask is
         the token that positions change from. `meta` are facts of this request, `context` those of many, which are stored once.
@@ -192,7 +192,7 @@ class TraceStore(TraceReader):
         return Recorder(name, prompt, keep=keep, topk=self.topk, deliver=deliver, **facts)
 
     def _refuse_taken(self, request_id: str, overwrite: bool) -> None:
-        """Refuse a used id before the work is done, not after."""
+        """Refuse an id that is taken, before the work is done."""
         if not overwrite and (request_id in self._writer.underway or self.database.has(check_id(request_id))):
             raise taken(request_id)
 

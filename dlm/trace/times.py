@@ -1,4 +1,4 @@
-"""Points in time and ages as people write them."""
+"""Reads and writes times and ages such as "2025-06-30" and "7d"."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What a trace holds: the canvas of one request after each of its steps."""
+"""`Trace`: the canvas of one request after each of its denoising steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATES_LIMIT = 2**28  # tokens `states` makes at most: 1 GiB
 
 @dataclass(eq=False, kw_only=True)  # not frozen: that would triple the time it takes to make one
 class Trace:
-    """Everything one request's denoising did. Read-only by agreement."""
+    """All denoising steps of one request. Do not modify it: it is not frozen only to be fast."""
 
     request_id: str
     mask_id: int
@@ -105,7 +105,7 @@ class Trace:
         if (self.num_steps + 1) * self.length > STATES_LIMIT:
             count = f"{self.num_steps + 1} states of {self.length} tokens"
             raise UserError(f"{count} are more than fit in 1 GiB: take them one by one with state(k)")
-        # All bits of a number below zero are set after the shift, which is quicker than to choose one by one.
+        # Shifting a negative number right sets all its bits: faster than np.where.
         mask = np.int32(self.mask_id)
         states = self.first_step - np.arange(self.num_steps + 1, dtype=np.int32)[:, None]
         states >>= 31

@@ -1,4 +1,4 @@
-"""Keeping a store in order: deleting, redacting, dictionaries, counts and sizes."""
+"""Maintains a store: deletes, redacts and recompresses traces, counts and measures them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from dlm.trace.store import TraceStore
 
 BATCH = 256  # records replaced in one commit
-PATIENCE = 3  # trials before nobody else may write meanwhile
-READER = 2.0  # seconds to wait for readers where the log may as well be emptied later
+PATIENCE = 3  # attempts before other writers are locked out
+READER = 2.0  # seconds to wait for readers if the log may be emptied later
 
 
 def gc(store: TraceStore, keep: int | str | timedelta) -> int:
     """Delete all but the newest `keep` traces, or those older than an age such as "30d"; returns how many.
 
-    Dictionaries that no trace needs go too, and the file system gets their room back.
+    Dictionaries that no trace needs are deleted too, and the file shrinks.
     """
     store.flush()
     database = store.database
@@ -48,7 +48,7 @@ def gc(store: TraceStore, keep: int | str | timedelta) -> int:
         else:
             newest = database.rows(newest=count)
             start = newest[-1].at if newest else LAST
-        database.check_rows()  # a damaged one is perhaps not so old
+        database.check_rows()  # the age of a damaged row may be wrong
         gone = database.sql.execute("DELETE FROM traces WHERE at < ?", (start,)).rowcount
         drop_contexts(database.sql)
         # The newest is what the next trace is written with.
@@ -62,8 +62,8 @@ def gc(store: TraceStore, keep: int | str | timedelta) -> int:
 def redact(store: TraceStore, request_ids: Iterable[str] | None = None, how: Prompts = "omit") -> int:
     """Take the prompts out of these traces (all by default), for good; returns how many there were.
 
-    Dictionaries go too, for they hold pieces of what they were learned from: every trace that needs one is written anew,
-    and a new one is learned where there are traces enough. One that the store was opened with is its owner's, and stays.
+    Dictionaries hold pieces of the prompts they were learned from, so they are deleted too: traces that need one are
+    rewritten, and a new one is learned if there are enough traces. The dictionary that the store was opened with stays.
     """
     store.flush()
     database, own = store.database, store.dictionaries.own
@@ -80,7 +80,7 @@ def redact(store: TraceStore, request_ids: Iterable[str] | None = None, how: Pro
         return None if own is None else store.dictionaries.to_write_with(database)
 
     count, _ = rewrite(store, names, to_write_with, lambda trace: redacted(trace, how))
-    # Whoever learns a dictionary from now on learns it from what is left (see `train_dict`).
+    # A dictionary that is learned from now on knows only redacted prompts (see `train_dict`).
     learned = {number for (number,) in database.query("SELECT dictionary FROM dictionaries")} - {own and own.dict_id()}
     rewrite(store, _written_with(store, learned), to_write_with)
     with database.transaction():
@@ -115,14 +115,14 @@ def recompress(store: TraceStore) -> int:
 
 
 def shrink(store: TraceStore, for_good: bool = False) -> None:
-    """Rewrite the file without its gaps, and empty the log beside it; `for_good` insists, or raises StoreError."""
+    """Compact the file and empty its log. With `for_good`, raises StoreError if the log could not be emptied."""
     query = store.database.query
-    store.database.check_rows()  # else what is damaged would be indexed anew, and look whole
+    store.database.check_rows()  # else damaged rows would be reindexed, and seem undamaged
     query("VACUUM")
     deadline = time.monotonic() + (BUSY if for_good else READER)
     query(f"PRAGMA busy_timeout = {int(1000 * min(BUSY, READER))}")
     try:
-        # SQLite waits for readers, but not for who is merging the log, too.
+        # SQLite waits for readers, but not for another process that merges the log.
         while (busy := query("PRAGMA wal_checkpoint(TRUNCATE)")[0][0]) and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
@@ -176,10 +176,9 @@ def rewrite(
     change: Callable[[Trace], Trace] = lambda trace: trace,
     if_smaller: bool = False,
 ) -> tuple[int, int]:
-    """Write these traces anew, changed and with a dictionary; how many were written, and the bytes that saved.
-
-    A record is replaced only if it is the one that was read. Where another process was faster, it is read again: so
-    what that did is kept, and this is done to it too. Traces that are gone are left out.
+    """Rewrite these traces, changed and with a dictionary; returns how many, and the bytes saved. A record is replaced
+    only if it has not changed since it was read; otherwise it is read and changed again, so that nothing another
+    process did is lost. Deleted traces are skipped.
     """
     written = saved = 0
     names = iter(names)

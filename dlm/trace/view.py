@@ -1,4 +1,4 @@
-"""A trace, or two side by side, as one HTML page that needs nothing else. view.html holds the page."""
+"""Shows a trace, or two side by side, as one self-contained HTML page. view.html is its template."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def frame(trace: Trace) -> str:
 
 
 def described(trace: Trace) -> dict[str, Any]:
-    """A trace as the plain values that the page reads."""
+    """The trace as JSON values for the page."""
     steps = np.where(trace.first_step == NEVER, trace.num_steps + 1, trace.first_step)
     used = set(trace.first_token.tolist()) | set(trace.later.token.tolist())
     runners = None

@@ -1,4 +1,4 @@
-"""The thread that puts traces together, encodes and commits them."""
+"""A thread that builds, encodes and commits traces."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ class Task:
 
 
 class Writer:
-    """A bounded queue and a thread that empties it; who puts into a full one waits.
-
-    Whatever is waiting when a commit ends goes into the next together, so a slow disk makes larger groups.
+    """A bounded queue and the thread that empties it; `put` waits while the queue is full. All traces that wait when a
+    commit ends are committed together, so a slow disk makes larger groups.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Writer:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: in a forked process, what was queued is the parent's to write."""
+        """Start with an empty queue: in a forked process, queued traces are the parent's to write."""
         self.process = os.getpid()
         self.changed = threading.Condition()
         self.queue: deque[Task] = deque()
@@ -71,12 +70,12 @@ class Writer:
 
     def put(self, source: Trace | Recorder, overwrite: bool, awaited: bool) -> Future[None]:
         """Queue a trace. The future is done when it is committed."""
-        from concurrent.futures import Future  # with it comes logging: readers need not wait for that
+        from concurrent.futures import Future  # imports logging, which readers do not need
 
         if self.process != os.getpid():
             self.reset()
         task = Task(source, overwrite, Future(), awaited)
-        task.done.set_running_or_notify_cancel()  # what was accepted is stored: it cannot be cancelled any more
+        task.done.set_running_or_notify_cancel()  # an accepted trace will be stored: it can no longer be cancelled
         with self.changed:
             if self.on_full == "raise" and len(self.queue) >= self.queue_size:
                 raise StoreError(f"trace {source.request_id[:60]!r}: {self.queue_size} traces wait to be written")
@@ -120,7 +119,7 @@ class Writer:
 
     def _start(self) -> None:
         if self.thread is None:
-            # A daemon, because Python joins the others before it runs what is registered for its exit: our close().
+            # A daemon: Python joins other threads before it runs the exit handlers, one of which is our close().
             self.thread = threading.Thread(target=self._run, name="dlm-trace-writer", daemon=True)
             self.thread.start()
 
@@ -129,7 +128,7 @@ class Writer:
         while tasks := self._next():
             try:
                 database = database or self.open_database()
-            except Exception as error:  # the waiting must hear of it, whatever it is
+            except Exception as error:  # whatever it is, those who wait must get it
                 self._finish(tasks, error)
                 continue
             self._write(database, tasks)

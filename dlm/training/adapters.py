@@ -1,4 +1,4 @@
-"""[adapter]: LoRA and QLoRA in a run: attached at its start, alone in its checkpoints, alone saved at its end."""
+"""[adapter]: LoRA and QLoRA. Adapters are attached at a run's start; only they are trained, checkpointed and saved."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from dlm.training.processes import SPREAD
 
 
 def check(config: TrainConfig, a: Accelerator) -> None:
-    """A UserError for an impossible combination, before anything is loaded."""
+    """Raise UserError for an impossible combination, before anything is loaded."""
     kind, t = config.adapter.kind, config.train
     if kind == "none":
         return

@@ -1,4 +1,4 @@
-"""[align]: draws the states of masked tokens towards those of a frozen causal teacher (arXiv 2605.06885)."""
+"""[align]: moves the states of masked tokens towards those of a frozen causal teacher (arXiv 2605.06885)."""
 
 import math
 from typing import Any
@@ -44,9 +44,9 @@ class Align:
         return sorted(every[i] for i in order[: self.config.num_sample_layers].tolist())
 
     def loss(self, taps: dict[int, Tensor], states: States, view: View, batch: Batch, shifted: bool, of: int) -> Tensor:
-        """The share of one of the step's `of` views; `taps` are the outputs of the student's layers."""
-        where = view.asked
-        if shifted:  # the state before predicts; before the first token there is none
+        """The term's share of one of the step's `of` views; `taps` are the outputs of the student's layers."""
+        where = view.predicted
+        if shifted:  # the state before a token predicts it, and the first token has none
             where = where & (torch.arange(where.shape[1], device=where.device) > 0)
         if self.config.sub_sample_ratio < 1:
             where = self._some(where, batch)
@@ -66,7 +66,7 @@ class Align:
         return self.weight(batch.progress) / len(layers) * total
 
     def _some(self, where: Tensor, batch: Batch) -> Tensor:
-        """The share sub_sample_ratio of each sequence's tokens, at least one."""
+        """A random share of each sequence's tokens, `sub_sample_ratio`, at least one."""
         position = torch.arange(where.shape[1], device=where.device)
         number = uniform(Purpose.ALIGN, seed=self.seed, sample=batch.index[:, None], step=batch.step, position=position)
         count = (self.config.sub_sample_ratio * where.sum(-1, keepdim=True)).round().long().clamp(min=1)
@@ -83,7 +83,7 @@ class Align:
         return {"teacher": self.teacher.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """A run goes on under the teacher it began with."""
+        """Refuse a checkpoint of a run with another teacher."""
         if state["teacher"] != self.teacher.identity:
             raise UserError(
                 f"the checkpoint was aligned to a teacher with weights {state['teacher']}, but align.teacher now has "
@@ -92,7 +92,7 @@ class Align:
 
 
 def build_align(config: TrainConfig, student: LM, device: torch.device) -> Align | None:
-    """The term, with its teacher loaded or its anchors found; None where align.weight = 0."""
+    """The alignment term with its teacher or its anchors; None where align.weight = 0."""
     c = config.align
     if not c.weight:
         return None

@@ -36,7 +36,7 @@ COLUMNS = (TextColumn("[bold]sequences"), BarColumn(), MofNCompleteColumn(), Tim
 
 @dataclass(frozen=True)
 class Cache:
-    """Where a config has a model's states, and of which model they are."""
+    """The settings of stored states: their folder, and the model that they are of."""
 
     key: str
     """The setting that names the folder."""
@@ -60,7 +60,7 @@ def cache_of(config: TrainConfig) -> Cache:
 
 
 class Anchors:
-    """A model that was run beforehand: its states are read row by row from a folder."""
+    """A teacher whose states were computed before: they are read from a folder."""
 
     def __init__(self, config: TrainConfig, layers: tuple[int, ...]) -> None:
         cache = cache_of(config)
@@ -91,10 +91,10 @@ class Anchors:
             )
 
     def compile(self) -> None:
-        """There is nothing to compile."""
+        """Nothing: states on disk need no compiling."""
 
     def states(self, input_ids: Int[Tensor, "b l"], positions: Int[Tensor, "b l"] | None = None) -> States:
-        """Opens these sequences' files; the result reads rows of them."""
+        """A function that reads states of these sequences from their files."""
         files = [self._open(key) for key in keys(input_ids)]
 
         def read(layer: int, sequences: Tensor, positions: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def place(folder: Path, key: str) -> Path:
 
 @dataclass(frozen=True)
 class Written:
-    """What `write_anchors` did: sequences that the run will see, and how many of their files it wrote."""
+    """What `write_anchors` returns: the sequences that the run will see, and the files written by this call."""
 
     sequences: int
     written: int
@@ -210,7 +210,7 @@ def _write(
     outputs = teacher.outputs(ids, None if end is None else documents(ids, end, opens=False))
     written = 0
     for row, path in enumerate(paths):
-        if path.exists():  # also where a batch holds a sequence twice
+        if path.exists():  # a batch may hold a sequence twice
             continue
         path.parent.mkdir(exist_ok=True)
         with replacing(path) as temporary:

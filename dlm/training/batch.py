@@ -1,4 +1,4 @@
-"""The rows of one optimiser step, as an objective gets them."""
+"""`Batch`: the rows of one optimiser step, as an objective gets them."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders: written whole or not at all, with a digest of each file; finds the newest that is undamaged."""
+"""Writes checkpoint folders whole or not at all, with a digest of each file, and finds the newest undamaged one."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from dlm.training.digests import Digest, Name, differing, digests
 NAME = re.compile(r"step-\d+")
 MANIFEST = "manifest.json"
 FORMAT = 2  # 1 was accelerate's own, whose files had to be unpickled
-ASIDE = "damaged-"  # before the name of a checkpoint that a run has passed over
+ASIDE = "damaged-"  # prefix of a damaged checkpoint's name
 
 
 class Manifest(BaseModel, strict=True, extra="forbid"):
@@ -62,7 +62,7 @@ def publish(folder: Path, step: int, write: Callable[[Path], None], keep_last: i
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
 
-    # (job, whether this process does it); nobody begins a stage before everybody has ended the one before.
+    # (work, whether this process does it); a stage begins when all processes have finished the one before.
     stages = (
         (begin, group.main),
         (lambda: write(work), True),
@@ -110,7 +110,7 @@ def _seal(folder: Path, step: int, work: Path, keep_last: int) -> None:
     for path in [*work.iterdir(), work]:
         sync(path)
     final = folder / f"step-{step:08d}"
-    if final.exists():  # a step that is reached again, from an earlier one
+    if final.exists():  # the run went back to an earlier step, and has reached this one again
         shutil.rmtree(final)
     os.rename(work, final)
     sync(folder)
@@ -120,7 +120,7 @@ def _seal(folder: Path, step: int, work: Path, keep_last: int) -> None:
 
 
 def found(folder: Path, prefix: str = "") -> list[Path]:
-    """Checkpoints by name, newest first; with the prefix ASIDE the damaged ones that a run has passed over."""
+    """The checkpoints in a folder, newest first; with the prefix ASIDE the damaged ones that were set aside."""
     paths = folder.iterdir() if folder.is_dir() else ()
     named = (p for p in paths if p.name.startswith(prefix) and NAME.fullmatch(p.name.removeprefix(prefix)))
     return sorted(named, key=step_of, reverse=True)

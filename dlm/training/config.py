@@ -19,7 +19,7 @@ from dlm.training.sections import (
 )
 
 TEXT_TOKENIZER = "pico"
-"""What a new model of text files gets where no other is named; it is byte-level, so it can write any text."""
+"""The default tokenizer of a new model of text files. It is byte-level, so it can write any text."""
 
 
 class GroupConfig(Section):
@@ -146,14 +146,14 @@ class TrainConfig(Section):
 
     @property
     def tokenizer(self) -> str | None:
-        """The tokenizer by name; None where the model or the data bring their own, or none is named."""
+        """The tokenizer's name; None where the model or the data bring their own, or none is named."""
         t = self.train
         new_text = t.init_from is None and self.draft.target is None and self.data.source == "text"
         return TEXT_TOKENIZER if t.tokenizer is None and new_text else t.tokenizer
 
     @property
     def extendable(self) -> bool:
-        """Whether a stopped run may be given more steps: nothing so far depended on how many there are."""
+        """Whether a run may be given more steps: nothing in it depends on their number."""
         follows = (self.align.weight > 0 and self.align.decay != "constant") or self.objective.masking == "trajectory"
         return self.train.schedule in ("constant", "wsd") and not follows
 

@@ -1,4 +1,4 @@
-"""Digests of files: whether those in a folder are as they were written."""
+"""Digests of files, which tell whether those in a folder are as they were written."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, StringConstraints
 
-THREADS = 4  # hashlib does not hold the interpreter's lock
+THREADS = 4  # hashlib releases the interpreter's lock
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 """Of a file in the folder itself."""
 T = TypeVar("T")
@@ -27,7 +27,7 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, Digest]:
 
 
 def differing(folder: Path, files: Mapping[str, Digest]) -> Iterator[str]:
-    """What is wrong with each file that is not as its digest says, beginning with its name."""
+    """A message for each file that does not match its digest, beginning with its name."""
     problems = _each(sorted(files), lambda name: _difference(folder / name, files[name]))
     return (name + problem for name, problem in problems.items() if problem)
 

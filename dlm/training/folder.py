@@ -1,4 +1,4 @@
-"""A run's folder: one run at a time writes into it, only the same config goes on in it, and a finished one says so."""
+"""A run's folder: locks it for one run, refuses to resume another config, and notes that a run is finished."""
 
 import errno
 import fcntl
@@ -84,13 +84,13 @@ def _owner(handle: int) -> str:
     try:
         owner = json.loads(os.pread(handle, 4096, 0))
         return f"process {owner['pid']} on {owner['host']}"
-    except (ValueError, KeyError, TypeError):  # it has the lock, but has not written its name yet
+    except (ValueError, KeyError, TypeError):  # the lock's owner has not written its name yet
         return "another process"
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Around writing into the run folder: a disk that is full or a folder that is read-only is a UserError."""
+    """While writing into the run folder: turns a full disk or a read-only folder into a UserError."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -104,7 +104,7 @@ def writing(folder: Path) -> Iterator[None]:
 def other_settings(saved: dict[str, Any], config: TrainConfig) -> Iterator[tuple[str, object, object]]:
     """Dotted keys that differ and would change the numbers of a run, with the saved value and the config's.
 
-    A setting that the saved config has not, since an earlier version wrote it, stood at its default.
+    A setting that the saved config lacks, because an earlier version wrote it, had its default.
     """
     free = FREE | EXTENDABLE if config.extendable else FREE
     tables = (saved, config.model_dump(mode="json"), TrainConfig().model_dump(mode="json"))

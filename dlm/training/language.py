@@ -14,12 +14,12 @@ from dlm.training import adapters
 from dlm.training.align import build_align
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
-from dlm.training.look import Looks
 from dlm.training.masking import masking_of
 from dlm.training.objective import Objective
 from dlm.training.processes import SPREAD
 from dlm.training.profile import Ranges, flops_a_token
 from dlm.training.scoring import TokenCosts
+from dlm.training.snapshots import Snapshots
 from dlm.training.start import starting_point
 from dlm.training.trainable import Matrices, Trainable
 
@@ -39,11 +39,11 @@ class LanguageModel(TokenCosts, Trainable):
         self.network.gradient_checkpointing = config.train.gradient_checkpointing
         self.masking = masking_of(config.objective, lm.config, config.train.seed)
         self.align = None
-        self.looks = Looks(config)
+        self.snapshots = Snapshots(config)
 
     @classmethod
     def start(cls, config: TrainConfig, a: Accelerator) -> Self:
-        """With its adapters attached, which alone are then trained."""
+        """The model with its adapters attached; then only these are trained."""
         adapters.check(config, a)
         lm = starting_point(config)
         adapters.attach(config, lm, a.device)
@@ -51,7 +51,7 @@ class LanguageModel(TokenCosts, Trainable):
 
     @property
     def lm(self) -> LM:
-        """The model as users hold it, with the weights of now."""
+        """The model as `dlm.load` returns it, with its current weights."""
         return replace(self._lm, network=self.network)
 
     def matrices(self) -> Matrices:
@@ -69,7 +69,7 @@ class LanguageModel(TokenCosts, Trainable):
         return objective
 
     def compile(self, objective: nn.Module) -> None:
-        """The network's body and the loss, each for itself."""
+        """torch.compile the network's body and the loss, each by itself."""
         assert isinstance(objective, Objective)
         objective.compile_parts()
 
@@ -83,7 +83,7 @@ class LanguageModel(TokenCosts, Trainable):
         return {"align": self.align.state_dict() if self.align else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """A UserError where the teacher is another one."""
+        """Refuse a checkpoint with another teacher."""
         if self.align:
             self.align.load_state_dict(state["align"])
 
@@ -97,11 +97,11 @@ class LanguageModel(TokenCosts, Trainable):
         """The cosines of the layers aligned in this step."""
         return {f"cosine/layer_{n}": float(c) for n, c in self.align.cosines.items()} if self.align else {}
 
-    def look(
+    def snapshot(
         self, batch: Batch, row: tuple[Tensor, Tensor] | None, step: int, draw: bool
     ) -> tuple[dict[str, float | str], dict[str, "Figure"]]:
         """Loss by mask ratio of the batch; of the held-out row its decoding, and how sure the model is of its tokens."""
-        return self.looks.look(self.lm, self.masking, batch, row, step, draw)
+        return self.snapshots.snapshot(self.lm, self.masking, batch, row, step, draw)
 
     def save(self, config: TrainConfig) -> None:
         """A folder that `dlm.load` and `from_pretrained` read."""
@@ -109,7 +109,7 @@ class LanguageModel(TokenCosts, Trainable):
 
 
 def matrices_of(network: Transformer) -> Matrices:
-    """A network's parameters by optimiser group; what is in none is `scalar`."""
+    """A network's parameters by optimiser group; all others are `scalar`."""
     return {
         "hidden": [p for _, p in network.matrices() if p.ndim == 2],
         "embed": [m.weight for m in (network.embed, network.positions) if m is not None],

@@ -23,7 +23,7 @@ def launch(kind: str, command: Sequence[str]) -> None:
 
 
 def _processes(path: Path) -> list[str]:
-    """As many as there are GPUs, unless the file says how many."""
+    """The option for one process a GPU; none where the file says how many."""
     import torch
     import yaml
 

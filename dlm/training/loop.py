@@ -28,7 +28,9 @@ class TrainResult:
     losses: list[float] = field(default_factory=list)
     bound: tuple[float, float | None] | None = None  # nats a token and its standard error, which one draw has not
     bits_per_byte: tuple[float, float | None] | None = None
-    figures: dict[str, float] = field(default_factory=dict)  # what else the last validation told, as of a draft its tau
+    figures: dict[str, float] = field(
+        default_factory=dict
+    )  # other results of the last validation, such as a draft's tau
     stopped_by: str | None = None  # the signal that ended the run early
 
 
@@ -49,7 +51,7 @@ def train(config: TrainConfig | str | Path | dict[str, Any]) -> TrainResult:
 
 
 def already(config: TrainConfig, a: Accelerator) -> TrainResult | None:
-    """The result of a run that is at its last step already, which is said; None where there is something to train."""
+    """The result of a run that is already at its last step, with a message; None if there is something to train."""
     done = folder.finished(config) if config.train.resume else None
     whole = done is not None and (not a.is_main_process or folder.is_whole(done, config))
     if not processes.group(a).all_well(whole):
@@ -95,7 +97,7 @@ def go(run: Run) -> TrainResult:
 
 
 def between_steps(run: Run, report: Report, result: TrainResult) -> None:
-    """What is due after this step: a checkpoint, a validation, the end of an epoch, a look, samples."""
+    """What is due after this step: a checkpoint, a validation, the end of an epoch, a snapshot, samples."""
     c, step = run.config, run.step
     last, ended = step == c.train.steps, run.epochs.ended(run.loader.epoch, run.tokens, run.seconds)
 
@@ -113,7 +115,7 @@ def between_steps(run: Run, report: Report, result: TrainResult) -> None:
     if run.watch.due(step):
         with run.averaged() as model:
             if model is not None:
-                run.watch.look(model, report, step)
+                run.watch.snapshot(model, report, step)
     if due(c.eval.sample_every):
         with run.averaged() as model:
             for prompt in c.eval.prompts:
@@ -126,7 +128,7 @@ def between_steps(run: Run, report: Report, result: TrainResult) -> None:
 
 
 def validate(run: Run, model: Trainable, report: Report, result: TrainResult) -> None:
-    """The bound of the held-out sequences, and what else the model tells of them."""
+    """The bound of the held-out sequences, and the model's other figures of them."""
     assert run.held_out is not None
     if model.likelihood:
         found = run.held_out.bound(model, run.config.eval.draws)

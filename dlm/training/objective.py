@@ -36,7 +36,7 @@ class Objective(nn.Module):
         self.names = ("masked", "entropy") if config.entropy_weight else ("masked",)
 
     def compile_parts(self) -> None:
-        """torch.compile the network's body for full sequences, and the loss for any number of asked tokens.
+        """torch.compile the network's body for full sequences, and the loss for any number of predicted tokens.
 
         The network itself stays as it is, for validation, averaging and saving.
         """
@@ -59,7 +59,7 @@ class Objective(nn.Module):
             teacher = self.align.teacher.states(batch.input_ids) if self.align else None
         for view in views:
             full = view.targets.shape[1] == self.length
-            # The rare truncated step would make torch.compile build the network anew for its length: it runs eagerly.
+            # The rare truncated step runs eagerly: torch.compile would compile the network anew for its length.
             forward = self.hidden if full else self.network.hidden
             taps = {} if self.align else None
             with self.ranges("network", 2):
@@ -74,9 +74,9 @@ class Objective(nn.Module):
         return parts
 
     def token_loss(self, hidden: Tensor, view: View) -> Tensor:
-        """The parts of the loss, in the order of `names`, of the view's asked tokens."""
+        """The parts of the loss, in the order of `names`, over the tokens that the view predicts."""
         states = view.states(hidden, self.network.config.shifted_logits)
-        rows = view.asked.flatten().nonzero().squeeze(1)  # picked by number: the gradient of a mask's pick is slow
+        rows = view.predicted.flatten().nonzero().squeeze(1)  # a mask's gradient is slow
         states = states.flatten(0, 1)
         states = states if len(rows) == len(states) else states.index_select(0, rows)
         targets, weight = view.targets.flatten()[rows], view.weight.flatten()[rows]
@@ -88,7 +88,7 @@ class Objective(nn.Module):
         return (weight.unsqueeze(-1) * parts).sum(0)  # not `@`, which autocast would do in bf16
 
     def fused_head(self) -> Tensor | None:
-        """The head's weights where the loss can be computed straight from them: a plain head on a CPU, no entropy term."""
+        """The head's weights if the loss can be computed from them: for a plain head on a CPU, without entropy term."""
         network = self.network
         weight = network.embed.weight if network.lm_head is None else network.lm_head.weight
         plain = network.lm_head is None or (type(network.lm_head) is nn.Linear and network.lm_head.bias is None)
@@ -98,7 +98,7 @@ class Objective(nn.Module):
     def token_parts(self, states: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of tokens (n,) from the states that predict them (n, d), and the entropy term if any: (n, parts).
 
-        That term is the entropy of the tokens the network gets right already, which it is to be surer of (d3LLM). The
+        The entropy term covers tokens that the network predicts right already, to make it surer of them (d3LLM). The
         mask token is never predicted.
         """
         logits = self.network.suppress(self.network.head(states).float(), always=True)

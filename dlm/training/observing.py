@@ -1,4 +1,4 @@
-"""The sections of what a run shows and keeps; none of them changes a number that it computes. Must import without torch."""
+"""The sections for validation, checkpoints, logs, pictures and profiles. Must import without torch."""
 
 import os
 from typing import ClassVar, Literal
@@ -10,7 +10,7 @@ from dlm.training.sections import Section
 
 
 class EvalConfig(Section):
-    """Validation by the likelihood bound, and samples to look at."""
+    """Validation by the likelihood bound, and printed samples."""
 
     READERS = dict.fromkeys(
         ("prompts", "gen_length"),
@@ -58,7 +58,7 @@ class WatchConfig(Section):
     every: int = Field(
         default=0,
         ge=0,
-        description="steps between looks: gradient norm by group, loss by mask ratio, cosines, pictures, a sample; 0: none",
+        description="steps between snapshots: gradient norm by group, loss by mask ratio, cosines, pictures, a sample; 0: none",
     )
     pictures: bool = Field(
         default=True,

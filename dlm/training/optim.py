@@ -16,7 +16,7 @@ from dlm.training.trainable import Matrices
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Each group under its own algorithm, as one optimiser: DeepSpeed drives no more than one.
+    """One optimiser with an algorithm for each group; DeepSpeed accepts no more than one optimiser.
 
     With `ema` the state of a parameter also holds its `average`, which is sharded and saved like the rest.
     """
@@ -34,7 +34,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         assert closure is None
-        for name, part in self.parts.items():  # loading and sharding replace groups and tensors
+        for name, part in self.parts.items():  # loading and sharding have replaced groups and tensors
             part.state, part.param_groups = self.state, [g for g in self.param_groups if g["algorithm"] == name]
             part.step()
         if self.ema:
@@ -47,7 +47,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Put the averaged weights in the place of the current ones, or, called again, back."""
+        """Swap the averaged weights and the current ones; called again, swap them back."""
         for parameter, state in self.state.items():
             if "average" in state:
                 current = parameter.detach().clone()

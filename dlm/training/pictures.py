@@ -24,7 +24,7 @@ BINS = 8
 
 @dataclass(frozen=True)
 class Point:
-    """One row of a training batch: the share of its answer that was asked for, and nats a token asked for."""
+    """One row of a training batch: the share of its answer that was predicted, and nats a predicted token."""
 
     step: int
     ratio: float
@@ -33,15 +33,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Strip:
-    """One row's tokens at one level of masking: asked for or given, and what the model made of those asked for."""
+    """One row's tokens at one level of masking: predicted or given, and how right and how confident the model was."""
 
-    asked: Sequence[bool]
+    predicted: Sequence[bool]
     right: Sequence[bool]
     confidence: Sequence[float]
 
     @property
     def level(self) -> float:
-        return sum(self.asked) / max(1, len(self.asked))
+        return sum(self.predicted) / max(1, len(self.predicted))
 
 
 def loss_by_ratio(points: Sequence[Point]) -> "Figure":
@@ -56,7 +56,7 @@ def loss_by_ratio(points: Sequence[Point]) -> "Figure":
     filled = np.unique(part)
     means = [loss[part == b].mean() for b in filled]
     axes.plot((filled + 0.5) / BINS, means, color=ORANGE, marker="s", markersize=5, label="mean of an eighth")
-    axes.set(xlim=(-0.02, 1.02), xlabel="mask ratio: share of the answer that is asked for")
+    axes.set(xlim=(-0.02, 1.02), xlabel="mask ratio: share of the answer that is predicted")
     axes.set(ylim=(0, None), ylabel="cross-entropy, nats a masked token")
     first, last = steps.min(), steps.max()
     which = f"step {last}" if first == last else f"steps {first} (pale) to {last} (dark)"
@@ -94,16 +94,16 @@ def confidence_strip(tokens: Sequence[str], strips: Sequence[Strip]) -> "Figure"
     panels = figure.subplots(len(strips), sharex=True, squeeze=False)[:, 0]
     for axes, strip in zip(panels, strips, strict=True):
         for at in range(len(tokens)):
-            if not strip.asked[at]:
+            if not strip.predicted[at]:
                 axes.axvspan(at - 0.5, at + 0.5, color=GIVEN, linewidth=0)
         for right, colour, hatch in ((True, BLUE, None), (False, ORANGE, "////")):
-            bars = [i for i in range(len(tokens)) if strip.asked[i] and strip.right[i] == right]
+            bars = [i for i in range(len(tokens)) if strip.predicted[i] and strip.right[i] == right]
             heights = [strip.confidence[i] for i in bars]
             axes.bar(bars, heights, width=0.86, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
-        asked = [r for a, r in zip(strip.asked, strip.right, strict=True) if a]
-        share = f"{sum(asked) / len(asked):.0%}" if asked else "–"
+        right = [r for chosen, r in zip(strip.predicted, strip.right, strict=True) if chosen]
+        share = f"{sum(right) / len(right):.0%}" if right else "–"
         axes.set(xlim=(-0.5, len(tokens) - 0.5), ylim=(0, 1), yticks=(0, 0.5, 1))
-        axes.set_ylabel(f"{strip.level:.0%} asked\n{share} right", fontsize=8, rotation=0, ha="right", va="center")
+        axes.set_ylabel(f"{strip.level:.0%} predicted\n{share} right", fontsize=8, rotation=0, ha="right", va="center")
         axes.tick_params(labelsize=7, bottom=False)
     panels[-1].set_xticks(range(len(tokens)), [_short(t, 10) for t in tokens], rotation=90, parse_math=False)
     panels[-1].tick_params(labelfontfamily="monospace")
@@ -145,7 +145,7 @@ def _legend(figure: "Figure") -> None:
 
 
 def _short(token: str, most: int) -> str:
-    """A token in ink: spaces and line breaks as signs, indentation as 8·, what fonts lack as escapes, the end cut off."""
+    """A token as drawn: white space as signs, indentation as 8·, non-ASCII as escapes, cut to `most` characters."""
     seen = token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
     seen = re.sub("·{3,}", lambda run: f"{len(run[0])}·", seen)
     seen = "".join(c if c in "↵⇥·" or (c.isascii() and c.isprintable()) else ascii(c)[1:-1] for c in seen)

@@ -1,4 +1,4 @@
-"""One process or many: DDP, FSDP2 and DeepSpeed, as `accelerate launch` asks for."""
+"""One process or many: sets up DDP, FSDP2 or DeepSpeed as `accelerate launch` was told to."""
 
 import atexit
 import os
@@ -94,13 +94,13 @@ def _prepare_deepspeed(a: Accelerator, config: TrainConfig) -> None:
     plugin: Any = a.state.deepspeed_plugin
     plugin.deepspeed_config |= {
         "train_micro_batch_size_per_gpu": micro_batch_size(config, a),
-        "gradient_accumulation_steps": 1,  # the loss is a share of the step's already
+        "gradient_accumulation_steps": 1,  # the loss is already a share of the step's loss
         "gradient_clipping": t.clip,
     }
 
 
 def check_compiler(device: torch.device) -> None:
-    """An error before the first step where torch.compile, which builds C++ on a CPU, has no compiler."""
+    """Raise UserError where torch.compile would find no C++ compiler, which it needs on a CPU."""
     names = (os.environ.get("CXX", ""), "g++", "clang++")
     if device.type == "cpu" and not any(shutil.which(name) for name in names if name):
         raise UserError(
@@ -128,7 +128,7 @@ def micro_batch_size(config: TrainConfig, a: Accelerator) -> int:
 
 
 def agree(a: Accelerator, checkpoints: list[Path], out: str) -> None:
-    """An error unless every process finds the same checkpoints."""
+    """Raise UserError unless every process finds the same checkpoints."""
     mark = crc32(" ".join(path.name for path in checkpoints).encode()) % 2**16  # sums of it are exact in fp32
     if sum_over_processes(a, torch.tensor(float(mark), device=a.device)) != mark * a.num_processes:
         raise UserError(
@@ -137,7 +137,7 @@ def agree(a: Accelerator, checkpoints: list[Path], out: str) -> None:
 
 
 def group(a: Accelerator) -> Group:
-    """The processes as `checkpoint` sees them."""
+    """The processes as the `Group` that `checkpoint` works with."""
 
     def all_well(well: bool) -> bool:
         return (
@@ -174,7 +174,7 @@ def exchanging(a: Accelerator, module: nn.Module, last: bool) -> Iterator[None]:
 
 
 class Whole:
-    """All weights in one place, for what the main process does alone: validation, samples, the final model."""
+    """Gathers all weights in the main process, for validation, samples and the final model."""
 
     def __init__(self, a: Accelerator, model: Trainable) -> None:
         self.accelerator, self.model, self.empty = a, model, None

@@ -1,4 +1,4 @@
-"""Where a run's time and memory go: named ranges, a Chrome trace, a CUDA memory snapshot; and how fast it could be."""
+"""Profiles a run: named ranges, a Chrome trace, a CUDA memory snapshot, and the machine's greatest speed."""
 
 import os
 import time
@@ -147,12 +147,12 @@ def with_environment(config: ProfileConfig, environment: Mapping[str, str]) -> P
 
 
 def flops_a_token(
-    config: ModelConfig, parameters: int, length: int, forwarded: float = 1.0, asked: float = 0.5
+    config: ModelConfig, parameters: int, length: int, forwarded: float = 1.0, predicted: float = 0.5
 ) -> float:
-    """Training FLOPs a token of input: 6 a weight, attention's 12 * length * width a layer, the head where asked only.
+    """Training FLOPs a token of input: 6 a weight, attention's 12 * length * width a layer, the head at predicted positions only.
 
     Counted as in Kaplan et al. and nanoGPT, but the network runs on `forwarded` positions for each token and the vocabulary
-    projection on `asked` ones (see `Masking.work`). Of a mixture of experts, only the experts a token meets count.
+    projection on `predicted` ones (see `Masking.work`). Of a mixture of experts, only the experts a token meets count.
     """
     head = config.vocab_size * config.hidden_size
     body = parameters - head * (1 if config.tie_word_embeddings else 2)
@@ -163,11 +163,11 @@ def flops_a_token(
         idle = m.num_experts - m.num_experts_per_tok
         body -= 3 * config.hidden_size * m.intermediate_size * idle * (config.num_hidden_layers - m.first_k_dense)
     attention = 12 * length * config.num_attention_heads * config.head_dim * config.num_hidden_layers
-    return forwarded * (6 * body + attention) + 6 * head * asked
+    return forwarded * (6 * body + attention) + 6 * head * predicted
 
 
 def gemm_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s that this machine reaches in a large matrix product, measured now: what MFU is a share of."""
+    """FLOP/s of a large matrix product, measured now; MFU is a share of it."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     times = []

@@ -1,4 +1,4 @@
-"""[replay]: past samples among the new ones of a stream, against forgetting."""
+"""[replay]: mixes past samples into the stream, against forgetting."""
 
 import zlib
 from collections import deque
@@ -14,8 +14,8 @@ from dlm.data.table import mix
 from dlm.errors import UserError
 from dlm.training.sections import ReplayConfig
 
-COLUMNS = ("input_ids", "prompt_mask", "order")  # a sample has the first, the first two, or all
-RESERVOIR, DRAWS = 0x4EB1A1, 0x4EB1A2  # keys apart from those of other draws
+COLUMNS = ("input_ids", "prompt_mask", "order")  # a sample has the first column, the first two, or all
+RESERVOIR, DRAWS = 0x4EB1A1, 0x4EB1A2  # keys that no other draw uses
 
 
 class RehearsalStream(Iterator[Sample]):
@@ -44,7 +44,7 @@ class RehearsalStream(Iterator[Sample]):
         return self.waiting.popleft()
 
     def _prepare(self) -> None:
-        """The next batch, numbered anew, so that a row that comes again gets other masks."""
+        """Prepare the next batch. Its samples get new numbers, so that a past row gets other masks."""
         past = self._past()
         new: list[Sample] = []
         for sample in self.stream:
@@ -61,7 +61,7 @@ class RehearsalStream(Iterator[Sample]):
         self.batch += 1
 
     def _past(self) -> list[Sample]:
-        """The rows that come again in this batch, drawn by the beginning of a Fisher-Yates shuffle."""
+        """The past rows of this batch, drawn by the first steps of a Fisher-Yates shuffle."""
         count = len(self.rows)
         if self.batch < self.config.start or count < self.replayed:
             return []
@@ -75,7 +75,7 @@ class RehearsalStream(Iterator[Sample]):
         return [unpack(self.rows[slot]) for slot in chosen]
 
     def _keep(self, row: bytes) -> None:
-        """Give the row a place with probability size / seen."""
+        """Keep the row with probability size / seen, in place of a random other."""
         self.seen += 1
         if len(self.rows) < self.config.size:
             self.rows.append(row)

@@ -1,4 +1,4 @@
-"""What a run tells while it runs: metrics.jsonl, the progress bar and trackers."""
+"""Reports a run while it runs: metrics.jsonl, a progress bar and trackers."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ class Metrics:
 
 
 def _step(line: str) -> float:
-    """The step of a line of metrics.jsonl; infinite for a torn or foreign line, which is thus dropped."""
+    """The step of a line of metrics.jsonl; infinite for half a line or a foreign one, which is so dropped."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
@@ -53,7 +53,7 @@ def _step(line: str) -> float:
 
 
 class Report:
-    """Prints and logs what a run tells; silent in every process but the first."""
+    """Prints and logs a run's progress; silent in every process but the first."""
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator, flops_a_token: float, step: int) -> None:
         self.config, self.accelerator, self.flops = config, accelerator, flops_a_token
@@ -118,7 +118,7 @@ class Report:
         speed = self.steps * c.train.batch_size * c.train.length / self.spent
         self.steps, self.spent = 0, 0.0
         needed = speed * self.flops / self.accelerator.num_processes
-        if needed > self.ceiling:  # it was measured while other work slowed the machine
+        if needed > self.ceiling:  # other work slowed the machine when it was measured
             self.ceiling = max(self.ceiling, self.measure_ceiling())
         mfu = needed / self.ceiling
         text = f"loss {loss:.3f}  {self.bound}{speed:,.0f} tok/s  MFU {mfu:.0%}"
@@ -143,12 +143,12 @@ class Report:
         self._write(step, {"tokens": tokens, **row})
 
     def figures(self, step: int, tokens: int, row: dict[str, float], text: str) -> None:
-        """What a model tells of the held-out sequences beside the bound."""
+        """The model's other figures of the held-out sequences."""
         self.say(f"step {step}: {text}")
         self._write(step, {"tokens": tokens, **row})
 
     def watched(self, step: int, row: dict[str, float | str], figures: dict[str, "Figure"]) -> None:
-        """What a look found; its pictures go to the trackers or, without any, into the run folder."""
+        """A snapshot's numbers; its pictures go to the trackers or, without any, into the run folder."""
         self._write(step, row)
         for name, figure in figures.items():
             for tracker in self.accelerator.trackers:

@@ -1,4 +1,4 @@
-"""A training run: everything it is made of, one optimiser step, its checkpoints, and its averaged weights."""
+"""`Run`: a training run with its optimiser step, its checkpoints, and its averaged weights."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from dlm.training.watch import Epochs, Watch
 
 
 class Run:
-    """What `config` describes, ready for its first step or for `resume`."""
+    """The run that `config` describes, ready for its first step or for `resume`."""
 
     @subnormals_as_zeros()
     def __init__(self, config: TrainConfig, accelerator: Accelerator | None = None) -> None:
@@ -159,7 +159,7 @@ class Run:
 
     @contextmanager
     def averaged(self) -> Iterator[Trainable | None]:
-        """The model with its averaged weights, all of them in the main process; None in the others, which must ask too."""
+        """The model with its averaged weights in the main process; None in the others, which must enter this too."""
         exchange = self.optimizer.exchange if self.config.train.ema else lambda: None
         exchange()
         try:

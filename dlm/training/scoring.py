@@ -1,4 +1,4 @@
-"""What text costs under a network, in nats, with few logits in memory at a time."""
+"""The cost of text under a network, in nats, with few logits in memory at a time."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ def sequence_nats(
     valid: Bool[Tensor, "b l"] | None = None,
     first: int | Int[Tensor, " b"] | None = None,
 ) -> Float[Tensor, "b s"]:
-    """What each sequence's `answer` costs given the rest, in nats, as the network's own attention would generate it.
+    """The cost in nats of each sequence's `answer` given the rest, as the network's own attention would generate it.
 
     Bidirectional and block-causal networks: `samples` draws of the bound. Causal ones: the likelihood itself, once.
     All three count the same tokens, the first one included, so their bits a byte compare.
@@ -61,12 +61,12 @@ def sequence_nats(
         why = "a causal model predicts the first token from end-of-text"
         before = need_token(network, "eos_token_id", why) if first is None else first
 
-        def moved(shown: Tensor, asked: Tensor) -> Tensor:
-            return _nats(network, network.hidden(shown)[asked], input_ids[asked])
+        def moved(shown: Tensor, predicted: Tensor) -> Tensor:
+            return _nats(network, network.hidden(shown)[predicted], input_ids[predicted])
 
         return likelihood(moved, input_ids, before, answer=answer)
 
-    mask_id = need_token(network, "mask_token_id", "a diffusion model is asked about masks")
+    mask_id = need_token(network, "mask_token_id", "a diffusion model predicts masked tokens")
     nats = masked_nats(network, input_ids, valid)
     return likelihood_bound(
         nats, input_ids, mask_id, answer=answer, index=index, samples=samples, seed=seed, block_length=size
@@ -74,23 +74,23 @@ def sequence_nats(
 
 
 def masked_nats(network: Transformer, clean: Int[Tensor, "b l"], valid: Bool[Tensor, "b l"] | None = None) -> Nats:
-    """What the tokens of `clean` cost where they are masked, given what is shown; blocks see the clean ones before them."""
+    """A function that gives the cost of masked tokens of `clean`; blocks see the clean blocks before them."""
     kind, size = network.attention.kind, network.attention.block_length
 
-    def nats(shown: Tensor, asked: Tensor) -> Tensor:
+    def nats(shown: Tensor, predicted: Tensor) -> Tensor:
         positions, seen, spec = None, valid, network.attention
         if kind == "block_causal":
             shown, positions, spec = two_streams(shown, clean, size)
             seen = None if valid is None else valid.repeat(1, 2)
         hidden = network.hidden(shown, positions, seen, attention=spec)
         states = spec.states(hidden, network.config.shifted_logits)
-        return _nats(network, states[asked], clean[asked])
+        return _nats(network, states[predicted], clean[predicted])
 
     return nats
 
 
 class TokenCosts:
-    """A Transformer, as `HeldOut.bound` asks what text costs it."""
+    """A Transformer with the methods that `HeldOut.bound` calls."""
 
     def __init__(self, network: Transformer) -> None:
         self.network = network
@@ -110,7 +110,7 @@ class TokenCosts:
 def two_streams(
     noisy: Int[Tensor, "b l"], clean: Int[Tensor, "b l"], block_length: int | None
 ) -> tuple[Int[Tensor, "b m"], Int[Tensor, "b m"], AttentionSpec]:
-    """The canvas of one forward that shows every noisy block the clean blocks before it, its positions and attention."""
+    """Canvas, positions and attention of one forward in which every noisy block sees the clean blocks before it."""
     both = torch.cat((noisy, clean), dim=1)
     position = torch.arange(clean.shape[1], device=clean.device).repeat(2).expand_as(both)
     return both, position, AttentionSpec("two_stream", block_length)

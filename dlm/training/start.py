@@ -1,4 +1,4 @@
-"""What a language model starts from: new weights or a saved model, and the tokenizer that goes with the data."""
+"""The model that a run starts from, new or saved, with the tokenizer for its data."""
 
 import torch
 
@@ -16,7 +16,7 @@ from dlm.training.masking import MASKINGS
 
 
 def starting_point(config: TrainConfig) -> LM:
-    """A model on the CPU with its tokenizer, in fp32 where it is trained, with the attention that the masking trains."""
+    """The model on the CPU with its tokenizer, trained weights in fp32, and the attention that the masking trains."""
     lm = _loaded(config) if config.train.init_from is not None else _new(config)
     trained, now = MASKINGS[config.objective.masking].attention, lm.config
     if trained is not None:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run: tensors in safetensors, everything else in JSON. Nothing is ever unpickled.
+"""Saves and loads a run's state: tensors in safetensors, everything else in JSON. Nothing is ever unpickled.
 
 model.safetensors and optimizer.safetensors (or their parts, see `tensors`) are the weights and the optimiser's tensors,
 state.json counters, the position in the data, the schedule and the optimiser's groups. Random generators are not among
@@ -61,7 +61,7 @@ def load(folder: Path, a: Accelerator, module: nn.Module, optimizer: Optimizer) 
             )
         partitions = zero.weights(a, module)
         load_into(folder, "model", module.state_dict() if partitions is None else partitions, partitions is not None)
-        with Parts(folder, "optimizer") as parts:  # of a new run the optimiser has no state yet
+        with Parts(folder, "optimizer") as parts:  # a new run's optimiser has no state yet
             zero.make_state(a, optimizer, [(name, parts.shape(name), parts.dtype(name)) for name in parts.where])
         load_into(folder, "optimizer", zero.optimizer_state(a, optimizer)[1], True)
         for now, saved in zip(optimizer.param_groups, groups, strict=True):

@@ -1,4 +1,4 @@
-"""Stopping when asked: the first SIGINT or SIGTERM is kept until the loop reads it between two steps."""
+"""Stops a run between two steps: the first SIGINT or SIGTERM is kept until the loop reads it."""
 
 import signal
 from types import FrameType
@@ -20,7 +20,7 @@ class StopRequest:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._before[number] = signal.signal(number, self._note)
-            except ValueError:  # not the main thread, as in some notebooks: then signals stay as they were
+            except ValueError:  # not the main thread, as in some notebooks: signals stay as they are
                 break
         return self
 

@@ -1,4 +1,4 @@
-"""The frozen causal teacher of [align]: which model it is, and its states of clean text."""
+"""The frozen causal teacher of [align]: finds the model, and computes its states of clean text."""
 
 from collections.abc import Callable
 from copy import copy
@@ -25,7 +25,7 @@ WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float32}
 
 
 class Teacher(Protocol):
-    """Gives states of clean text, computed now or before; `identity` is the digest of the weights they came from."""
+    """Gives states of clean text, computed now or before; `identity` is the digest of the teacher's weights."""
 
     identity: str
     width: int
@@ -37,7 +37,7 @@ class Teacher(Protocol):
 
 
 class LiveTeacher:
-    """A frozen model, run as far as the last layer in use. It is no submodule of the student, so it is not saved."""
+    """A frozen model, run up to the last layer in use. It is no submodule of the student, so it is not saved."""
 
     def __init__(self, lm: LM, name: str, layers: tuple[int, ...]) -> None:
         self.identity, self.width, self.layers = weights_of(name), lm.config.hidden_size, layers
@@ -74,7 +74,7 @@ class LiveTeacher:
         return taps
 
     def states(self, input_ids: Int[Tensor, "b l"], positions: Int[Tensor, "b l"] | None = None) -> States:
-        """Runs one forward; the result looks states up in it."""
+        """Run one forward; the result returns states of it."""
         outputs = self.outputs(input_ids, positions)
         return lambda layer, sequences, positions: at(outputs[layer], sequences, positions)
 

@@ -1,7 +1,7 @@
-"""Tensors in safetensors files, whole or spread out over processes, and read again by any number of processes.
+"""Saves tensors, whole or sharded over processes, in safetensors files that any number of processes can read.
 
-<kind>.safetensors holds whole tensors; where they are spread out, <kind>-I-of-N.safetensors is process I's part. A file's
-header says which rows of each tensor lie in it; of a tensor that it does not name, all rows do.
+<kind>.safetensors holds whole tensors; where they are sharded, <kind>-I-of-N.safetensors is process I's part. A file's
+header says which rows of a tensor it holds; it holds all rows of a tensor that is not named there.
 """
 
 import json
@@ -46,7 +46,7 @@ def writes(tensor: Tensor, a: Accelerator) -> bool:
 
 
 def save_part(folder: Path, kind: str, a: Accelerator, tensors: Mapping[str, Tensor], all_mine: bool = False) -> None:
-    """Write what of `tensors` lies in this process, or all of them where no other process has any part of them."""
+    """Write this process's part of `tensors`; with `all_mine` all of them, since no other process has a part."""
     part, where = {}, {}
     for name, tensor in tensors.items():
         if not (all_mine or writes(tensor, a)):
@@ -64,7 +64,7 @@ def save_part(folder: Path, kind: str, a: Accelerator, tensors: Mapping[str, Ten
 def load_into(folder: Path, kind: str, tensors: Mapping[str, Tensor], some: bool = False) -> None:
     """Overwrite every one of `tensors` by the rows that the parts in `folder` have of it.
 
-    The parts must hold the same tensors, or with `some` all of these and others.
+    The parts must hold the same tensors; with `some` they may hold others, too.
     """
     with Parts(folder, kind) as parts, torch.no_grad():
         if other := sorted(tensors.keys() - parts.where.keys() if some else tensors.keys() ^ parts.where.keys()):
@@ -79,7 +79,7 @@ def load_into(folder: Path, kind: str, tensors: Mapping[str, Tensor], some: bool
 
 
 class Parts:
-    """The files of one kind, open for reading: every tensor whole, wherever its rows lie."""
+    """The files of one kind, open for reading; a tensor is read whole, whichever files its rows are in."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.stack = ExitStack()
@@ -112,7 +112,7 @@ class Parts:
         return self.where[name][0][1] if self.shape(name) else self.where[name][0][1][...]
 
     def read_into(self, tensor: Tensor, name: str) -> None:
-        """In-place: the rows of `tensor` that lie in this process."""
+        """In-place: fill this process's rows of `tensor`."""
         local, (first, _) = rows_of(tensor)
         if not local.ndim:
             local.copy_(self._all(name))

@@ -1,4 +1,4 @@
-"""What can be trained: all that the loop asks of a model, and the table of the kinds of models that answer."""
+"""`Trainable`: everything that the training loop calls on a model, and the table of kinds of models."""
 
 from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 Matrices = Mapping[str, Sequence[Tensor]]
 """Parameters by the group of [optim] that they belong to: hidden, embed, head. All others are `scalar`."""
 TRAINABLES = {"language": "dlm.training.language:LanguageModel", "draft": "dlm.training.drafting.model:DraftModel"}
-"""trainable.kind -> module:class. Adding a kind of model costs its file and one line here."""
+"""trainable.kind -> module:class. To add a kind of model: its file, and one line here."""
 ANYBODYS = {"train", "data", "trainable", "replay", "optim", "eval", "checkpoint", "log", "watch", "profile"}
 """The sections that the loop reads itself, for every kind."""
 
 
 class Trainable(Protocol):
-    """A model under training. Inherit from this; what has no body here must be written.
+    """A model under training. Inherit from this; methods without a body must be written.
 
     The loop brings data, optimiser, averaging, checkpoints, resuming, validation and reports. It may replace `network`
     in a copy of the object (by averaged weights, or by weights gathered from all processes), so a method must not keep
@@ -40,7 +40,7 @@ class Trainable(Protocol):
     tokenizer: "Tokenizer | None"
     """What turns the data into tokens; None where the data are no text."""
     likelihood: bool = True
-    """Whether `nats` is what validation asks for; else it asks for `figures` alone."""
+    """Whether validation calls `nats`; else it calls only `figures`."""
     exact: bool = False
     """Whether `nats` gives the likelihood itself and not draws of a bound on it."""
     sections: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Trainable(Protocol):
 
     @classmethod
     def start(cls, config: TrainConfig, a: "Accelerator") -> Self:
-        """New or loaded, on the CPU; settings of its own lie in `config.trainable.own`."""
+        """The model, new or loaded, on the CPU. Settings of its own are in `config.trainable.own`."""
         ...
 
     def objective(self, ranges: Ranges) -> nn.Module:
@@ -59,7 +59,7 @@ class Trainable(Protocol):
         ...
 
     def nats(self, ids: Tensor, answer: Tensor, index: Tensor, draws: int, seed: int) -> Tensor:
-        """What the `answer` of each row of ids (b, l) costs in nats, or an upper bound on it: (b, draws), or (b, 1)."""
+        """The cost in nats of the `answer` of each row of ids (b, l), or upper bounds on it: (b, draws) or (b, 1)."""
         ...
 
     def save(self, config: TrainConfig) -> None:
@@ -67,7 +67,7 @@ class Trainable(Protocol):
         ...
 
     def matrices(self) -> Matrices:
-        """The parameters that are no `scalar`, by optimiser group."""
+        """The parameters by optimiser group, without those of group `scalar`."""
         return {"hidden": [p for p in self.network.parameters() if p.ndim == 2]}
 
     def flops_a_token(self) -> float:
@@ -90,21 +90,21 @@ class Trainable(Protocol):
         raise UserError(f"{type(self).__name__} writes no text: leave eval.sample_every out")
 
     def total(self, batch: Batch) -> Tensor | None:
-        """This process's share of what the step's loss is divided by, where only its rows can tell; else None.
+        """This process's share of the divisor of the step's loss, where that depends on the rows; else None.
 
         The sum over all processes then stands in `Batch.total` of every micro-batch, so shares of the loss add up.
         """
         return None
 
     def figures(self, held_out: "HeldOut") -> tuple[dict[str, float], str]:
-        """What validation tells of held-out sequences beside their bound: values to log, and a line in words."""
+        """Other figures of held-out sequences for validation: values to log, and a line to print."""
         return {}, ""
 
     def numbers(self) -> dict[str, float]:
-        """What [watch] logs of the step under way, after its backward pass; every process asks."""
+        """Numbers of the current step that [watch] logs, after its backward pass; called in every process."""
         return {}
 
-    def look(
+    def snapshot(
         self, batch: Batch, row: tuple[Tensor, Tensor] | None, step: int, draw: bool
     ) -> tuple[dict[str, float | str], dict[str, "Figure"]]:
         """What [watch] shows of rows of the step's batch and of a held-out row (ids, answer): values, and figures if `draw`."""
@@ -112,7 +112,7 @@ class Trainable(Protocol):
 
 
 def kind_of(config: TrainConfig) -> str:
-    """The line of `TRAINABLES` that a run trains: what the masking is for, unless [trainable] names another."""
+    """The key of `TRAINABLES` that a run trains: the masking's, unless [trainable] names another."""
     own = MASKINGS[config.objective.masking].kind
     return own if config.trainable.kind == "language" else config.trainable.kind
 

@@ -49,7 +49,7 @@ class HeldOut:
 
     @torch.no_grad()
     def bound(self, model: Trainable | TokenCosts, draws: int, seed: int = 0) -> Estimate:
-        """What all sequences cost, or a bound on it from the same masks at every call."""
+        """The cost of all sequences, or a bound on it, from the same masks at every call."""
         was_training = model.network.training
         model.network.eval()
         nats, first = [], 0

@@ -1,4 +1,4 @@
-"""[watch]: looks at a run every few steps, and figures of each epoch. What there is to see, the model shows."""
+"""[watch]: a snapshot of the run every few steps, and figures of each epoch."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -13,11 +13,11 @@ from dlm.training.report import Report
 from dlm.training.trainable import Trainable
 from dlm.training.validate import HeldOut
 
-ROWS = 16  # of a batch, that are looked at
+ROWS = 16  # of a batch, in a snapshot
 
 
 class Watch:
-    """Every [watch].every steps: `measure` inside the step, before gradients are clipped, and `look` after it."""
+    """Every [watch].every steps: `measure` inside the step, before gradients are clipped, and `snapshot` after it."""
 
     def __init__(self, config: TrainConfig, held_out: HeldOut | None) -> None:
         self.config, self.every, self.pictures = config, config.watch.every, config.watch.pictures
@@ -26,21 +26,21 @@ class Watch:
         self.batch: Batch | None = None
 
     def due(self, step: int) -> bool:
-        """Whether optimiser step `step` is looked at."""
+        """Whether optimiser step `step` gets a snapshot."""
         return self.every > 0 and step % self.every == 0
 
     def measure(self, model: Trainable, batch: Batch) -> None:
-        """Gradient norms, and the model's own numbers, as the step finds them; every process has to ask."""
+        """Keep the step's gradient norms and the model's own numbers; every process has to call this."""
         self.numbers = {f"grad_norm/{name}": norm for name, norm in gradient_norms(model).items()} | model.numbers()
         self.batch = batch.rows(0, min(ROWS, self.config.train.micro_batch_size or ROWS))
 
-    def look(self, model: Trainable, report: Report, step: int) -> None:
-        """Log what there is to see of the model after `step`."""
+    def snapshot(self, model: Trainable, report: Report, step: int) -> None:
+        """Log numbers and pictures of the model after `step`."""
         assert self.batch is not None
         if self.pictures and find_spec("matplotlib") is None:
             report.say("watch.pictures needs matplotlib: pip install 'dlm[plot]'; numbers are logged without it")
             self.pictures = False
-        row, figures = model.look(self.batch, self.row, step, self.pictures)
+        row, figures = model.snapshot(self.batch, self.row, step, self.pictures)
         report.watched(step, self.numbers | row, figures)
 
 
@@ -55,7 +55,7 @@ def gradient_norms(model: Trainable) -> dict[str, float]:
 
 
 class Epochs:
-    """Notices that the data has gone round; what it remembers of the epoch under way is part of a checkpoint."""
+    """Notices the end of an epoch of the data; its counters of the current epoch are part of a checkpoint."""
 
     def __init__(self, watched: bool) -> None:
         self.watched = watched

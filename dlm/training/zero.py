@@ -1,4 +1,5 @@
-"""DeepSpeed ZeRO's tensors by name, so that its state is saved and read like any other. DeepSpeed's own files are pickles.
+"""Names DeepSpeed ZeRO's tensors, so that its state is saved and read like any
+other. DeepSpeed's own files are pickles.
 
 The optimiser's groups hold flat fp32 partitions in place of parameters, one to each process; in stage 3 the weights lie in
 partitions as well. All names begin with the process's number: such a checkpoint belongs to its number of processes.

@@ -44,7 +44,7 @@ def test_the_final_text(command, store):
 
 
 @pytest.mark.parametrize(
-    ("argv", "wanted"),
+    ("argv", "expected"),
     [
         (["--steps", "one"], range(5)),
         (["one", "--steps"], range(5)),
@@ -53,10 +53,10 @@ def test_the_final_text(command, store):
         (["one", "--steps=-2:"], range(3, 5)),
     ],
 )
-def test_steps(command, store, argv, wanted):
+def test_steps(command, store, argv, expected):
     out = command(*argv)[1]
-    assert [line for line in out.splitlines() if line.startswith(" w")] == [text(store.canvases[k]) for k in wanted]
-    assert out.count("── step") == len(wanted)
+    assert [line for line in out.splitlines() if line.startswith(" w")] == [text(store.canvases[k]) for k in expected]
+    assert out.count("── step") == len(expected)
 
 
 def test_json(command, store):

@@ -51,7 +51,6 @@ def test_every_key(name, room, config, capsys):
     [
         (f"batch_size = {'9' * 5000}", "my.toml: cannot be read as TOML: Exceeds the limit"),
         (f"batch_size = {'[' * 5000}", "my.toml: "),
-        ("[sampler]\nseed = 1180591620717411303424", "sampler.seed = 1180591620717411303424: must be less than"),
         ("[output]\nsnapshots = 1000000000", "output.snapshots = 1000000000: must be less than or equal to 10000"),
         ("[output]\ndelay = nan", "output.delay = NaN: must be"),
     ],
@@ -94,8 +93,6 @@ def test_every_field_of_a_request_line(command, tmp_path, capsys):
         for text in ("-1", "1e999", "9" * 5000, "NaN", '""', '"\\ud800"', "[]", "{}", "null", "true", '{"a": 1}'):
             rows.write_text(f'{{"prompt": "a", "{key}": {text}}}\n' if key != "prompt" else f'{{"prompt": {text}}}\n')
             ends_well("dlm-infer", infer.main, ["--input", str(rows), "--model.name", "missing"], capsys)
-    rows.write_text("[" * 100_000)
-    assert infer.main(["--input", str(rows)]) == 2 and "line 1: cannot be read as JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "9" * 5000, json.dumps({"question": "\ud800"}), "[]", "null"])

@@ -125,14 +125,14 @@ def test_texts_are_cut_and_merged_as_the_kind_says(
     file = file_of(tmp_path, model="gpt2", pre=kind, tokens=tokens, merges=[" ".join(merge) for merge in merges])
     ours, spelt, differing = load_tokenizer(file), byte_characters(), 0
     for text in texts():
-        wanted: list[int] = []
+        expected: list[int] = []
         for piece in cut(text, LLAMA_CPP[kind]):
             word = "".join(spelt[byte] for byte in piece.encode())
             whole = kind in WHOLE and word in ids
-            wanted += [ids[word]] if whole else [ids[part] for part in merged(word, ranks)]
-        assert ours.encode(text) == wanted, text
-        assert ours.decode(wanted) == text
-        differing += [ids[part] for part in merged("".join(spelt[byte] for byte in text.encode()), ranks)] != wanted
+            expected += [ids[word]] if whole else [ids[part] for part in merged(word, ranks)]
+        assert ours.encode(text) == expected, text
+        assert ours.decode(expected) == text
+        differing += [ids[part] for part in merged("".join(spelt[byte] for byte in text.encode()), ranks)] != expected
     assert differing > 20  # uncut, these texts would be other tokens
 
 
@@ -155,9 +155,9 @@ def test_qwen2s_is_transformers_own(learned: tuple[list[str], list[tuple[str, st
     theirs.add_tokens([tokenizers.AddedToken("<tool_call>", normalized=False)])
     ours = load_tokenizer(file)
     for text in [*texts(), "<|im_start|>user\nhi <tool_call>{}<|endoftext|>", "Ｎｅ\u0301e\u0301 \u1100\u1161"]:
-        wanted = theirs(text, add_special_tokens=False).input_ids
-        assert ours.encode(text) == wanted, text
-        assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True)
+        expected = theirs(text, add_special_tokens=False).input_ids
+        assert ours.encode(text) == expected, text
+        assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
 
 
 # --- SentencePiece ----------------------------------------------------------------------------------------------------

@@ -58,9 +58,9 @@ def test_transformers_reads_the_same(name: str, tmp_path: Path) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32).eval()
     ids, lm = tiny.tokens(), dlm.load(file)
     with torch.no_grad():
-        wanted = theirs(ids).logits
+        expected = theirs(ids).logits
     found = lm.predict(ids, ALL).reshape(*ids.shape, -1)
-    tiny.near(found[:, 1:], wanted[:, :-1])  # ours are logits of the token at each place, theirs of the next
+    tiny.near(found[:, 1:], expected[:, :-1])  # ours are logits of the token at each place, theirs of the next
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -90,9 +90,9 @@ def test_blocks_that_only_llama_cpp_packs(packing: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(gguf_weights, "CHUNK", 512 * 7)
     weights = gguf_weights.Weights(tmp_path / "one.gguf", torch.device("cpu"))
     assert weights.get_slice("blk.0.ffn_up.weight").get_shape() == [40, 512]
-    wanted = gguf.dequantize(packed, kind)
-    assert np.isfinite(wanted).all()
-    assert np.array_equal(weights.get_tensor("blk.0.ffn_up.weight").numpy(), wanted)
+    expected = gguf.dequantize(packed, kind)
+    assert np.isfinite(expected).all()
+    assert np.array_equal(weights.get_tensor("blk.0.ffn_up.weight").numpy(), expected)
 
 
 SCALINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -118,10 +118,10 @@ SCALINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_a_stretched_rotation(name: str, tmp_path: Path) -> None:
     keys, scaling = SCALINGS[name]
     file = written(tmp_path, "llama", keys=keys)
-    wanted = gguf_files.network("llama", rope_scaling=scaling or None)
+    expected = gguf_files.network("llama", rope_scaling=scaling or None)
     lm = dlm.load(file)
     assert lm.config.rope_scaling == (scaling or None)
-    tiny.near(logits(lm), logits(wanted))
+    tiny.near(logits(lm), logits(expected))
 
 
 def divisors(
@@ -148,9 +148,9 @@ def test_divided_frequencies_are_llama_3s_scaling(tmp_path: Path) -> None:
         num_attention_heads=4,
         rope_parameters={**scaling, "original_max_position_embeddings": 8192, "rope_theta": 5e5},
     )
-    wanted, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     assert lm.network.rope is not None
-    torch.testing.assert_close(lm.network.rope[0], wanted)
+    torch.testing.assert_close(lm.network.rope[0], expected)
     assert lm.config.rope_scaling == {**scaling, "original_max_position_embeddings": 8192}
 
 
@@ -279,16 +279,6 @@ def test_what_is_refused_by_name(name: str, tmp_path: Path) -> None:
         dlm.load(written(tmp_path, "llama", keys=keys))
 
 
-def test_another_architecture_is_refused_and_the_known_are_listed(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(UserError, match=r"'mamba' is not supported; known: llama, qwen2, qwen3, llada, dream"):
-        dlm.load(tmp_path / "m.gguf")
-
-
 def test_unknown_and_missing_tensors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a tensor 'blk\.0\.attn_sinks\.weight' that a llama network"):
         dlm.load(written(tmp_path, "llama", extra={"blk.0.attn_sinks.weight": np.ones(4, np.float32)}))
@@ -315,14 +305,9 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pyt
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("hello")
-    with pytest.raises(UserError, match=r"text\.gguf is no GGUF file: it begins with b'hell'"):
-        dlm.load(tmp_path / "text.gguf")
     (tmp_path / "empty.gguf").touch()
     with pytest.raises(UserError, match=r"empty\.gguf cannot be read"):
         dlm.load(tmp_path / "empty.gguf")
-    (tmp_path / "other.bin").write_text("hello")
-    with pytest.raises(UserError, match=r"is a file; give the checkpoint's folder .* or a GGUF file"):
-        dlm.load(tmp_path / "other.bin")
     with pytest.raises(UserError, match=r"no such file; did you mean .*text\.gguf or "):
         dlm.load(str(tmp_path / "txt.gguf"))
     with pytest.raises(UserError, match=r"no config\.json, so it is not a checkpoint: give the file, .*empty\.gguf"):
@@ -348,8 +333,6 @@ def test_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UserError, match=r"the hub's owner/name has no big-00001-of-00003\.gguf"):
         dlm.load("owner/name/big-00001-of-00003.gguf")
     assert asked == [("owner/name", "v1", ["m-Q4_0.gguf"]), ("owner/name", None, ["big-*-of-00003.gguf"])]
-    with pytest.raises(UserError, match=r"no such file.*; one of the hub is owner/name/file\.gguf"):
-        dlm.load("./owner/name/m.gguf")
 
 
 def test_damage_ends_in_a_user_error(tmp_path: Path) -> None:

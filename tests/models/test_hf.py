@@ -39,10 +39,10 @@ def test_auto_classes_there_and_back(case, fields, tmp_path):
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     model.save_pretrained(tmp_path / "b")
     with torch.no_grad():
-        wanted = lm.network(ids)
-        tiny.near(model(ids).logits, wanted)
+        expected = lm.network(ids)
+        tiny.near(model(ids).logits, expected)
         back = load(tmp_path / "b", dtype="float32", device="cpu")
-        tiny.near(back.network(ids), wanted)
+        tiny.near(back.network(ids), expected)
     for ours, theirs in zip(lm.network.parameters(), back.network.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert back.config == lm.config
@@ -104,8 +104,8 @@ def test_lora(tmp_path):
     trained = {name for name, p in model.named_parameters() if p.grad is not None}
     assert len(trained) == 2 * 3 * 2
     with torch.no_grad():
-        wanted = model.eval()(ids).logits
+        expected = model.eval()(ids).logits
         merged = hf.unwrap(model.merge_and_unload())
         merged.save(tmp_path)
         found = load(tmp_path, dtype="float32", device="cpu").network(ids)
-    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

@@ -47,8 +47,8 @@ def test_flex_attention_computes_what_the_table_does(monkeypatch, head):
     q, k, v = (torch.randn(2, heads, 2 * length, head, generator=draw) for heads in (4, 2, 2))
     found = flex_attend(q, k, v, block_mask(length, block_length, torch.device("cpu")))
     table = looped(length, block_length)
-    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=table, enable_gqa=True)
-    torch.testing.assert_close(found, wanted)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=table, enable_gqa=True)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.gpu

@@ -48,11 +48,11 @@ def test_there_and_back(family, settings, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     lm = load(tmp_path / "theirs", dtype="float32", device="cpu")
     with torch.no_grad():
-        wanted = theirs(ids).logits
-        assert (lm.network(ids) - wanted).abs().max() < 1e-5 * wanted.abs().max()
+        expected = theirs(ids).logits
+        assert (lm.network(ids) - expected).abs().max() < 1e-5 * expected.abs().max()
         lm.save(tmp_path / "ours")
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="sdpa")
-        tiny.near(again(ids).logits, wanted)
+        tiny.near(again(ids).logits, expected)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
     assert set(first) == set(second)
     assert all(torch.equal(first[name], second[name]) for name in first)

@@ -47,9 +47,9 @@ def model(case: str, **more: object) -> LM:
     return LM(network.eval(), name=case)
 
 
-def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def near(found: torch.Tensor, expected: torch.Tensor) -> None:
     """Products of the same numbers, which torch rounds by the CPU and by their operands' addresses."""
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def tokens(length: int = 11, rows: int = 2) -> torch.Tensor:

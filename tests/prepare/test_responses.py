@@ -54,16 +54,16 @@ def test_answers_are_what_generate_writes(folder: Path) -> None:
     done = respond(config(folder))
     lm = dlm.load(folder / "model")
     asked = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    wanted = dlm.generate(lm, asked, temperature=1.0, gen_length=24, block_length=1)
-    ended = {i for i, result in enumerate(wanted) if result.finish_reason == "stop"}
+    expected = dlm.generate(lm, asked, temperature=1.0, gen_length=24, block_length=1)
+    ended = {i for i, result in enumerate(expected) if result.finish_reason == "stop"}
     assert 2 <= len(ended) <= 7
     found, apart = lines(folder / "out.jsonl"), lines(unfinished_file(folder / "out.jsonl"))
     for rows, numbers in ((found, sorted(ended)), (apart, sorted(set(range(9)) - ended))):
         assert [row["messages"][:-1] for row in rows] == [asked[i] for i in numbers]
-        texts = [wanted[i].text.strip() for i in numbers]
+        texts = [expected[i].text.strip() for i in numbers]
         assert [row["messages"][-1] for row in rows] == [{"role": "assistant", "content": text} for text in texts]
     assert (done.prompts, done.made, done.answers, done.unfinished) == (9, len(ended), len(ended), 9 - len(ended))
-    assert done.tokens == sum(len(result.tokens) for result in wanted)
+    assert done.tokens == sum(len(result.tokens) for result in expected)
 
 
 def test_a_killed_run_goes_on_and_nothing_is_made_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def stated(hub: dict, weights: Weights, teacher: Weights, views: list, shifted: 
     samples = len(views[0].targets)
     total = 0.0
     for view in views:
-        for noisy, clean, asked in zip(view.input_ids, view.targets, view.asked, strict=True):
+        for noisy, clean, asked in zip(view.input_ids, view.targets, view.predicted, strict=True):
             student = outputs(hub, weights, noisy.tolist(), causal=False)
             target = outputs(hub, teacher, clean.tolist(), causal=True)
             places = [i - shifted for i in asked.nonzero().flatten().tolist() if i >= shifted]
@@ -94,8 +94,8 @@ def test_the_term_and_its_gradient_are_the_formulas(tmp_path, case, masking, lay
     views = objective.masking.views(batch)
     numbers = [0, 1] if layers == "all" else list(layers)
     found = objective(batch)["align"]
-    wanted = stated(hub, student, weights, views, shifted, numbers)
-    assert found.item() == pytest.approx(2 * wanted, rel=1e-5)
+    expected = stated(hub, student, weights, views, shifted, numbers)
+    assert found.item() == pytest.approx(2 * expected, rel=1e-5)
     lm.network.zero_grad()
     found.backward()
     hub_names = {"embed.weight": "model.embed_tokens.weight"}
@@ -124,14 +124,14 @@ def test_layers_and_tokens_of_a_step_are_the_ones_with_the_smallest_numbers(tmp_
         layer = int(drawn.argmin())
         seen.add(layer)
         assert objective.align.layers(step) == [layer]
-        kept = torch.zeros_like(view.asked)
+        kept = torch.zeros_like(view.predicted)
         for row in range(3):
-            places = view.asked[row, 1:].nonzero().flatten() + 1
+            places = view.predicted[row, 1:].nonzero().flatten() + 1
             numbers = uniform(Purpose.ALIGN, seed=0, sample=row, step=step, position=places)
             kept[row, places[numbers.argsort()[: max(1, round(len(places) / 2))]]] = True
         view = type(view)(view.input_ids, view.targets, kept, view.weight)
-        wanted = stated(hub, weights, weights, [view], True, [layer])
-        assert objective(batch)["align"].item() == pytest.approx(2 * wanted, rel=1e-5)
+        expected = stated(hub, weights, weights, [view], True, [layer])
+        assert objective(batch)["align"].item() == pytest.approx(2 * expected, rel=1e-5)
         assert list(objective.align.cosines) == [layer]
     assert seen == {0, 1}
 
@@ -148,8 +148,8 @@ def test_the_term_its_gradient_and_the_cosines_do_not_depend_on_how_a_batch_is_s
     shares = [objective(whole.rows(i, i + 1))["align"] for i in range(8)]
     sum(shares).backward()
     assert sum(share.item() for share in shares) == pytest.approx(together.item(), rel=1e-5)
-    for wanted, p in zip(gradients, lm.network.layers.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, wanted, rtol=1e-4, atol=1e-7)
+    for expected, p in zip(gradients, lm.network.layers.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, expected, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(objective.align.cosines, cosines)
     (cosine,) = cosines.values()
     counted = objective.align.counted.item()  # the share of sequences that had a masked token

@@ -95,7 +95,7 @@ def test_prompts_of_conversations_are_given(tmp_path, options):
     text = run.model.lm.tokenizer.decode(batch.input_ids[0][batch.answer[0]].tolist())
     assert "two" in text and "one" not in text
     (view,) = run.objective.masking.views(batch)
-    assert not (view.asked & ~batch.answer).any() and view.asked.any()
+    assert not (view.predicted & ~batch.answer).any() and view.predicted.any()
     losses = [sum(run.optimiser_step()[0].values()) for _ in range(8)]
     assert sum(losses[-2:]) < sum(losses[:2])
 

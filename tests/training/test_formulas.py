@@ -38,7 +38,7 @@ def loss_of(objective: Objective, rows: Batch) -> torch.Tensor:
 
 def asked_of(objective: Objective, rows: Batch) -> list[list[list[int]]]:
     """For each view, each row's asked positions."""
-    return [[row.nonzero().flatten().tolist() for row in view.asked] for view in objective.masking.views(rows)]
+    return [[row.nonzero().flatten().tolist() for row in view.predicted] for view in objective.masking.views(rows)]
 
 
 def level(step: int, place: float) -> float:
@@ -175,13 +175,13 @@ def test_a_prompt_is_never_masked_in_blocks_and_its_tail_stays_in_sight():
         (view,) = objective.masking.views(batch(answer, step))
         noisy, clean = view.input_ids.split(LENGTH, dim=1)
         assert torch.equal(noisy[:, :2], IDS[:, :2]) and torch.equal(clean, IDS)
-        assert torch.equal(noisy == MASK, view.asked)
-        seen |= view.asked.any(0)
+        assert torch.equal(noisy == MASK, view.predicted)
+        seen |= view.predicted.any(0)
     assert seen.tolist() == [False, False, True, True, True, True]
     oracle = Oracle(network)
     (view,) = objective.masking.views(batch(answer, 3))
     shares = [[level(3, (k + i / ROWS) / 2) for k in range(2)] for i in range(ROWS)]
-    asked = [row.nonzero().flatten().tolist() for row in view.asked]
+    asked = [row.nonzero().flatten().tolist() for row in view.predicted]
     wanted = block_diffusion(oracle, IDS.tolist(), asked, shares, 4) * LENGTH / 4  # the mean is over the answer
     assert loss_of(objective, batch(answer, 3)).item() == pytest.approx(wanted.item(), rel=1e-5)
 

@@ -20,11 +20,9 @@ def test_warm_up_follows_the_steps_unless_it_is_given(steps, warmup):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"r": 4}, r'\[adapter\] r = 4 is only read with kind = "lora" or "qlora", and kind = "none"'),
         ({"r": 16}, "r = 16 is only read"),  # as by default, but written down
         ({"targets": ["q_proj"]}, r'targets = \["q_proj"\] is only read'),
         ({"merge": True, "kind": "none"}, "merge = true is only read"),
-        ({"kind": "lora", "double_quant": False}, 'double_quant = false is only read with kind = "qlora"'),
     ],
     ids=str,
 )

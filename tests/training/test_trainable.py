@@ -95,6 +95,6 @@ def test_a_masking_from_outside_trains_by_its_own_settings_and_is_refused_those_
     assert sum(result.losses[-5:]) < 0.9 * sum(result.losses[:5])
     run = Run(config(tmp_path, "again", **options))
     view = run.objective.masking.views(run._batch())[0]
-    assert (view.asked.sum(-1) == 3).all() and run.network.attention.kind == "block_causal"
+    assert (view.predicted.sum(-1) == 3).all() and run.network.attention.kind == "block_causal"
     with pytest.raises(UserError, match=r"own = \{'span': 3\} is only read with masking = span, not random"):
         config(tmp_path, **{**options, "objective__masking": "random", "objective__block_length": "none"})

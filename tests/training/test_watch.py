@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from dlm.training import pictures
-from dlm.training.look import answers, decode
 from dlm.training.loop import train
 from dlm.training.masking import masking_of
 from dlm.training.pictures import BLUE, GIVEN, ORANGE, Point, Strip
 from dlm.training.run import Run
+from dlm.training.snapshots import answers, decode
 from dlm.training.watch import Epochs, gradient_norms
 from tests.training.runs import config, rows
 
@@ -69,7 +69,7 @@ def test_answers_are_what_the_network_says_of_each_token_asked(tmp_path, masking
         logits[:, run.model.lm.mask_id] = -np.inf
         p = np.exp(logits - logits.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
-        asked, target = view.asked[b].numpy(), view.targets[b].numpy()
+        asked, target = view.predicted[b].numpy(), view.targets[b].numpy()
         truth = -np.log(p[np.arange(len(target)), target])
         np.testing.assert_allclose(loss[b], np.where(asked, truth, 0), rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(confidence[b], np.where(asked, p.max(-1), 0), rtol=1e-3, atol=1e-6)
@@ -80,11 +80,11 @@ def test_points_of_training_rows_are_their_mask_ratio_and_their_loss(tmp_path):
     run = Run(config(tmp_path, watch__every="1"))
     batch = run._batch()
     (view,) = masking_of(run.config.objective, run.network.config, 0).views(batch)
-    points = run.model.looks._points(run.network, run.model.masking, batch, step=3)
+    points = run.model.snapshots._points(run.network, run.model.masking, batch, step=3)
     loss, _, _ = answers(run.network, view)
-    some = [b for b in range(len(batch.index)) if view.asked[b].any()]
-    assert [p.ratio for p in points] == pytest.approx([view.asked[b].float().mean().item() for b in some])
-    assert [p.loss for p in points] == pytest.approx([loss[b][view.asked[b]].mean().item() for b in some])
+    some = [b for b in range(len(batch.index)) if view.predicted[b].any()]
+    assert [p.ratio for p in points] == pytest.approx([view.predicted[b].float().mean().item() for b in some])
+    assert [p.loss for p in points] == pytest.approx([loss[b][view.predicted[b]].mean().item() for b in some])
 
 
 def test_without_matplotlib_numbers_are_logged_and_the_rest_is_said_once(tmp_path, monkeypatch, capsys):
@@ -193,7 +193,7 @@ def test_the_strip_has_a_bar_for_each_token_asked():
     one, two = pictures.confidence_strip(["x", " y", "\n"], strips).axes
     bars = {(round(p.get_x() + p.get_width() / 2), colour(p)): p.get_height() for p in one.patches}
     assert bars == {(0, BLUE): 0.9, (1, GIVEN): 1, (2, ORANGE): 0.2}
-    assert one.get_ylabel() == "67% asked\n50% right" and two.get_ylabel() == "100% asked\n0% right"
+    assert one.get_ylabel() == "67% predicted\n50% right" and two.get_ylabel() == "100% predicted\n0% right"
     assert [label.get_text() for label in two.get_xticklabels()] == ["x", "·y", "↵"]
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint family is: how it spells its configuration and its weights, and how it decodes."""
+"""`Family`: how a family of checkpoints names its settings and its weights, and how it decodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

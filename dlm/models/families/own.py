@@ -1,4 +1,4 @@
-"""`dlm`: our own configuration, which says everything that a network of ours has."""
+"""`dlm`: our own family, whose configuration can describe every network of ours."""
 
 from dlm.models.config import ModelConfig
 from dlm.models.families.family import Family
@@ -7,7 +7,7 @@ from dlm.models.settings import Settings
 
 
 def read_dlm(hub: Settings) -> Fields:
-    """Our own configuration is our own spelling; keys that transformers adds are not ours."""
+    """The fields of our own configuration; keys that transformers adds are left out."""
     fields = {key: value for key, value in hub.values.items() if key in ModelConfig.model_fields}
     fields |= {"vocab_size": hub.size("vocab_size")}
     return fields | hub.rope() if "rope_parameters" in hub.values else fields

@@ -13,7 +13,7 @@ def read_sdar(hub: Settings) -> Fields:
 
 
 def write_sdar(config: ModelConfig) -> Fields:
-    fused = {"fuse_cross_entropy": True}  # as published, whose code wants to be told
+    fused = {"fuse_cross_entropy": True}  # the published code needs this key
     return {**write_qwen3(config), **fused, "block_size": config.block_length}
 
 

@@ -1,4 +1,5 @@
-"""The network of a `dlm` checkpoint, for transformers with `trust_remote_code=True`. Needs torch and transformers alone.
+"""The network of a `dlm` checkpoint, for transformers with `trust_remote_code=True`. Needs only torch and transformers.
+It is one file because transformers copies and runs a checkpoint's modelling code file by file.
 
     model = AutoModel.from_pretrained(folder, trust_remote_code=True)
     logits = model(input_ids).logits

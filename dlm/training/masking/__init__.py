@@ -1,4 +1,4 @@
-"""How training corrupts text: the table of all maskings, one small file each. Imports no torch, as configs read it."""
+"""The table of maskings, the ways in which training corrupts text; each is one small file. Imports no torch."""
 
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a masking's class is, and what must be known of it before torch is loaded."""
+    """A masking's class by name, and what configs need to know without loading torch."""
 
     place: str
     """module:class"""
     reads: tuple[str, ...] = ()
-    """Settings of [objective] that it reads, of those that not every masking reads."""
+    """Settings of [objective] that only some maskings read, and this one does."""
     attention: Literal["causal", "block_causal"] | None = None
-    """What the network's becomes; none: it stays, except that a causal one becomes bidirectional."""
+    """The attention that it trains; None keeps the network's, but a causal one becomes bidirectional."""
     kind: str = "language"
-    """What it trains: a line of `dlm.training.trainable.TRAINABLES`. Other kinds make their masking themselves."""
+    """The kind of model that it trains, a key of `dlm.training.trainable.TRAINABLES`."""
 
 
 NOISE = ("t_min", "t_max")
@@ -32,7 +32,7 @@ MASKINGS = {
     "trajectory": Entry("dlm.training.masking.trajectory:TrajectoryMasking", ("block_length", *CURRICULUM)),
     "draft": Entry("dlm.training.masking.draft:DraftMasking", ("documents",), "causal", kind="draft"),
 }
-"""objective.masking -> where it is and what it reads. Adding a masking costs its file and one line here."""
+"""objective.masking -> its entry. To add a masking: its file, and one line here."""
 
 
 def masking_of(config: "ObjectiveConfig", model: "ModelConfig", seed: int) -> "Masking":

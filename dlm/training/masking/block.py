@@ -13,13 +13,14 @@ from dlm.training.sections import ObjectiveConfig
 
 
 class BlockMasking(RandomMasking):
-    """t ~ U(0, 1) a block; each block is predicted from what is left of it and the clean blocks before it (BD3-LM).
+    """Each block has a noise level t ~ U(0, 1), and is predicted from its unmasked tokens and the clean blocks before
+    it (BD3-LM).
 
     Blocks lie at multiples of `block_length`, as the engine decodes them; where the prompt ends inside one, its tokens
     stay unmasked. Sequences are not truncated: the first blocks of a long one see what a short one would show them.
     """
 
-    work = 2.0, 0.5  # the noisy text beside the clean one
+    work = 2.0, 0.5  # the canvas is the noisy text and the clean one
 
     def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
         super().__init__(config, model, seed)

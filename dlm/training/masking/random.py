@@ -15,14 +15,15 @@ from dlm.training.sections import ObjectiveConfig
 
 
 class RandomMasking:
-    """t ~ U(0, 1) a sequence, each token of the answer masked with probability t (LLaDA eq. 3; MDLM eq. 10).
+    """Each sequence has a noise level t ~ U(0, 1); each token of its answer is masked with probability t (LLaDA eq. 3;
+    MDLM eq. 10).
 
     With prompt masks this is LLaDA's SFT objective.
     """
 
     work = 1.0, 0.5
     complements: tuple[bool, ...] = (False,)
-    """One pass each: on the mask, or on its complement."""
+    """One forward for each entry: on the mask, or on its complement."""
     block_length: int | None = None
     """Tokens that share a noise level; none: all of a sequence."""
 
@@ -31,7 +32,7 @@ class RandomMasking:
         self.config, self.model, self.mask_id, self.seed = config, model, model.mask_token_id, seed
 
     def views(self, batch: Batch) -> list[View]:
-        """One view, or two that mask each token of the answer once between them."""
+        """One view, or two whose masks are complements of each other."""
         c = self.config
         if batch.answer.all() and c.truncate_probability and self.block_length is None:
             batch = self._truncate(batch)
@@ -70,7 +71,8 @@ class RandomMasking:
         attention = positions = None
         if self.config.documents == "apart":
             attention = AttentionSpec(self.model.attention, self.model.block_length, apart=True)
-            # A shifted network predicts a document's first token at the end-of-text before it, which so belongs to it.
+            # A shifted network predicts a document's first token from the end-of-text before it, so that belongs to the
+            # document.
             positions = documents(batch.input_ids, end_of(self.model), opens=self.model.shifted_logits)
         return View(noised.input_ids, batch.input_ids, noised.masked, weight, attention, positions)
 
@@ -83,7 +85,7 @@ class RandomMasking:
 
 
 class ComplementaryMasking(RandomMasking):
-    """Two passes a step, the second on the complement of the first one's mask: every token is learned from."""
+    """Two forwards a step, the second with the complement of the first one's mask: every token is predicted."""
 
     work = 2.0, 1.0
     complements = (False, True)

@@ -1,4 +1,4 @@
-"""Masks as a decoder met them: a block half filled in its recorded order, everything behind it still masked."""
+"""Masks as a decoder sees them: a block partly filled in its recorded order, everything behind it masked."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,37 +13,36 @@ from dlm.training.sections import ObjectiveConfig
 
 
 class TrajectoryMasking:
-    """d3LLM (arXiv 2601.07568): the tokens a block lacked at a point of its trajectory, asked of what stood there then.
+    """d3LLM (arXiv 2601.07568): predicts the tokens that a block still lacked at a point of its trajectory.
 
     A block is `block_length` consecutive tokens of what was decoded, counted from the first; of a block-causal network,
     those between two multiples of `block_length`, as its attention has them. Each sequence draws one of its blocks, and
     a ratio r ~ U(low, max_mask_ratio): the point is the last one at which at least a share r of the block, and a token
     at least, was masked. Curricula, linear over the run: `low` from min_mask_ratio to max_mask_ratio, the block from
-    block_length to max_block_length. Each pass counts the mean over its asked tokens.
+    block_length to max_block_length. Each pass counts the mean over its predicted tokens.
     """
 
     def __init__(self, config: ObjectiveConfig, model: ModelConfig, seed: int) -> None:
         assert model.mask_token_id is not None and config.block_length is not None
         self.config, self.mask_id, self.seed = config, model.mask_token_id, seed
-        self.work = (2.0, 0.0) if config.complementary else (1.0, 0.0)  # a block's few asked tokens count for nothing
+        self.work = (2.0, 0.0) if config.complementary else (1.0, 0.0)  # a block's few predicted tokens are not counted
         self.aligned = model.attention == "block_causal"
         self.block_length, self.max_block_length = config.block_length, config.max_block_length or config.block_length
 
     def views(self, batch: Batch) -> list[View]:
-        """One view, or two: the second asks for what the first shows of the block, and shows what it asks for."""
+        """One view, or two: the second predicts the tokens of the block that the first one shows."""
         assert batch.order is not None, "trajectories come with data.source = traces"
         block, masked, later = self.draw(batch)
         views = []
-        for asked in (masked, block & ~masked) if self.config.complementary else (masked,):
-            canvas = torch.where(asked | later, self.mask_id, batch.input_ids)
-            one = torch.ones_like(asked[:, :1], dtype=torch.float32)
-            views.append(View(canvas, batch.input_ids, asked, token_weights(one, asked, batch.samples)))
+        for predicted in (masked, block & ~masked) if self.config.complementary else (masked,):
+            canvas = torch.where(predicted | later, self.mask_id, batch.input_ids)
+            one = torch.ones_like(predicted[:, :1], dtype=torch.float32)
+            views.append(View(canvas, batch.input_ids, predicted, token_weights(one, predicted, batch.samples)))
         return views
 
     def draw(self, batch: Batch) -> tuple[Bool[Tensor, "b l"], Bool[Tensor, "b l"], Bool[Tensor, "b l"]]:
-        """Of each sequence its block, what of it was masked at its point, and all that comes after the block.
-
-        What was never decoded, as the padding, comes after every block: decoders see masks there.
+        """For each sequence: its block, the positions of it that were masked, and all positions after it. Positions
+        that were never decoded, such as padding, count as after every block: decoders see masks there.
         """
         assert batch.order is not None
         order = batch.order

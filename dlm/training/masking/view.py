@@ -1,4 +1,4 @@
-"""What a masking makes of a batch: forwards, and each token's weight in the loss."""
+"""`View`, what a masking makes of a batch: one forward, the positions it predicts, and their weights in the loss."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,15 +15,15 @@ from dlm.training.batch import Batch
 
 @dataclass(frozen=True)
 class View:
-    """One forward over a canvas that shows some tokens of the batch and asks for others.
+    """One forward: the canvas that the network is shown, and the tokens that it has to predict.
 
-    The loss is the sum over `asked` of weight * cross-entropy. Weights hold all averaging over tokens and over the
+    The loss is the sum over `predicted` of weight * cross-entropy. Weights hold all averaging over tokens and over the
     *global* batch, so shares add up to the same loss however a batch is split over forwards and processes.
     """
 
     input_ids: Int[Tensor, "b m"]
     targets: Int[Tensor, "b l"]
-    asked: Bool[Tensor, "b l"]
+    predicted: Bool[Tensor, "b l"]
     weight: Float[Tensor, "b l"]
     attention: AttentionSpec | None = None  # none: the network's own
     positions: Int[Tensor, "b m"] | None = None  # none: 0..m-1
@@ -59,6 +59,6 @@ class Masking(Protocol):
     """
 
     work: tuple[float, float]
-    """Positions that go through the network, and those asked for, on average, for each token of a batch."""
+    """Positions that go through the network, and positions that are predicted, on average for each token of a batch."""
 
     def views(self, batch: Batch) -> list[View]: ...

@@ -1,4 +1,4 @@
-"""What [watch] shows of a language model: loss by mask ratio, a decoded text, and how sure it is of each token."""
+"""What [watch] shows of a language model: loss by mask ratio, a decoded text, and its confidence in each token."""
 
 from collections import deque
 from typing import TYPE_CHECKING
@@ -30,17 +30,17 @@ DRAWN = 256  # tokens of a longer one
 STRIP_MASKING = {"trajectory": "random", "complementary": "random"}
 
 
-class Looks:
-    """Looks at one model after another, as training goes on; remembers the points of the scatter."""
+class Snapshots:
+    """Takes snapshots of a model during training; remembers the points of the scatter plot."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.points: deque[Point] = deque(maxlen=POINTS)
 
-    def look(
+    def snapshot(
         self, lm: LM, masking: Masking, batch: Batch, held: tuple[Tensor, Tensor] | None, step: int, draw: bool
     ) -> tuple[dict[str, float | str], dict[str, "Figure"]]:
-        """Values and, where asked to `draw`, figures; those of a text are of the held-out row, if there is one."""
+        """Values to log and, with `draw`, figures; the decoded text is the held-out row's answer."""
         row: dict[str, float | str] = {}
         points = self._points(lm.network, masking, batch, step)
         self.points.extend(points)
@@ -56,23 +56,27 @@ class Looks:
             found = decode(lm, ids, answer)
             row["sample"] = found.text
             if draw:
-                figures["trajectory"] = pictures.trajectory(_spelt(lm, found.tokens[:DRAWN]), found.steps[:DRAWN])
-                figures["strip"] = pictures.confidence_strip(_spelt(lm, ids.tolist()), self._strips(lm, ids, answer))
+                figures["trajectory"] = pictures.trajectory(_token_texts(lm, found.tokens[:DRAWN]), found.steps[:DRAWN])
+                figures["strip"] = pictures.confidence_strip(
+                    _token_texts(lm, ids.tolist()), self._strips(lm, ids, answer)
+                )
         return row, figures
 
     def _points(self, network: Transformer, masking: Masking, batch: Batch, step: int) -> list[Point]:
-        """Each row of the batch as training masked it in this step."""
+        """The loss of each row of the batch, masked as training masked it in this step."""
         points = []
         for view in masking.views(batch):
             loss, _, _ = answers(network, view)
-            asked = view.asked.sum(-1)
-            ratio = asked / batch.answer[:, : view.asked.shape[1]].sum(-1).clamp(min=1)
-            rows = zip(ratio.tolist(), (loss.sum(-1) / asked.clamp(min=1)).tolist(), asked.tolist(), strict=True)
+            predicted = view.predicted.sum(-1)
+            ratio = predicted / batch.answer[:, : view.predicted.shape[1]].sum(-1).clamp(min=1)
+            rows = zip(
+                ratio.tolist(), (loss.sum(-1) / predicted.clamp(min=1)).tolist(), predicted.tolist(), strict=True
+            )
             points += [Point(step, r, l) for r, l, count in rows if count]
         return points
 
     def _strips(self, lm: LM, ids: Tensor, answer: Tensor) -> list[Strip]:
-        """The row under masks that are the same at every look, from the fewest to the most."""
+        """The row under the same masks in every snapshot, from the fewest to the most."""
         c = self.config.objective.model_copy(update={"truncate_probability": 0.0})
         c = c.model_copy(update={"masking": STRIP_MASKING.get(c.masking, c.masking)})
         masking = masking_of(c, lm.config, self.config.train.seed)
@@ -80,15 +84,16 @@ class Looks:
         batch = Batch(ids.expand(LEVELS, -1), answer.expand(LEVELS, -1), index, step=0, samples=LEVELS)
         view = masking.views(batch)[0]
         _, right, confidence = answers(lm.network, view)
-        rows = zip(view.asked, right, confidence, strict=True)
+        rows = zip(view.predicted, right, confidence, strict=True)
         strips = [Strip(*(part.tolist() for part in row)) for row in rows]
-        unlike = {tuple(strip.asked): strip for strip in strips}  # one for the masks of an autoregressive model
+        unlike = {tuple(strip.predicted): strip for strip in strips}  # without masks all are the same
         return sorted(unlike.values(), key=lambda strip: strip.level)
 
 
 @torch.no_grad()
 def answers(network: Transformer, view: View) -> tuple[Tensor, Tensor, Tensor]:
-    """Where a view asks, (b, l): cross-entropy of the truth, whether the best token is it, and that token's probability."""
+    """Of each position that a view predicts, (b, l): cross-entropy of the true token, whether the most probable token is
+    the true one, and the probability of the most probable one."""
 
     def score(states: Tensor, targets: Tensor) -> Tensor:
         logits = network.suppress(network.head(states).float(), always=True)
@@ -98,18 +103,17 @@ def answers(network: Transformer, view: View) -> tuple[Tensor, Tensor, Tensor]:
     was_training = network.training
     network.eval()
     hidden = network.hidden(view.input_ids, view.positions, attention=view.attention)
-    states = view.states(hidden, network.config.shifted_logits)[view.asked]
-    found = torch.zeros(*view.asked.shape, 3, device=states.device)
-    found[view.asked] = in_slices(score, network.config.vocab_size, states, view.targets[view.asked])
+    states = view.states(hidden, network.config.shifted_logits)[view.predicted]
+    found = torch.zeros(*view.predicted.shape, 3, device=states.device)
+    found[view.predicted] = in_slices(score, network.config.vocab_size, states, view.targets[view.predicted])
     network.train(was_training)
     loss, right, confidence = found.unbind(-1)
     return loss, right.bool(), confidence
 
 
 def decode(lm: LM, ids: Tensor, answer: Tensor) -> Generation:
-    """The row's answer written by the model, a token a step: its end or, where all of it is answer, its second half.
-
-    An answer that lies between given tokens is filled in.
+    """The row's answer as the model writes it, a token a step. Where the whole row is answer, its second half is
+    written; an answer between given tokens is filled in.
     """
     given = (~answer).nonzero()
     if len(given) and lm.config.attention == "bidirectional":
@@ -124,5 +128,5 @@ def decode(lm: LM, ids: Tensor, answer: Tensor) -> Generation:
     return generate(lm, prompt, gen_length=length, block_length=block, steps=length, allow_long=True)[0]
 
 
-def _spelt(lm: LM, ids: list[int]) -> list[str]:
+def _token_texts(lm: LM, ids: list[int]) -> list[str]:
     return [lm.decode([token], skip_special=False) if lm.tokenizer else str(token) for token in ids]
