@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlm.errors import UserError
+from dlm.models.engines import ENGINES, require_served
 from dlm.models.families import FAMILIES
 
 from .flags import Flag, Word, one_of
@@ -32,6 +33,13 @@ COMMAND = Command(
             f"The dtype of the weights (default: as stored): {', '.join(DTYPES)}.",
             kind=one_of(DTYPES),
         ),
+        Flag(
+            "--for",
+            "ENGINE",
+            "Refuse what this engine would not serve, or decode wrongly, and say how to start it: "
+            f"{', '.join(ENGINES)}.",
+            kind=one_of(ENGINES),
+        ),
         Flag("--max-shard-size", "GB", "Size of a weights file at most (5).", kind=float),
         Flag("--adapter", "FOLDER", "An adapter that training left, to be merged into the weights."),
         Flag("--overwrite", help="Write into a folder that holds other files and no checkpoint."),
@@ -46,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _work(options: Options) -> None:
     name, to, adapter = next(iter(options.words), None), options.value("--to"), options.value("--adapter")
     gigabytes, overwrite = options.value("--max-shard-size", 5.0), "--overwrite" in options.given
+    engine = options.value("--for")
     if name is None or to is None:
         raise UserError("which model, and where to? dlm-export FOLDER --to OUT")
     if not 0 < gigabytes < 1e6:
@@ -77,8 +86,11 @@ def _work(options: Options) -> None:
         dtype=dtype,
         max_shard_size=int(gigabytes * 1e9),
         overwrite=overwrite,
+        engine=engine,
     )
     print(f"{out}: {readers(out)}")
+    if engine is not None:
+        print(f"{engine}: {require_served(out, engine)}")
 
 
 if __name__ == "__main__":

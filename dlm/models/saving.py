@@ -12,6 +12,7 @@ from dlm.errors import UserError
 from dlm.models import adapters
 from dlm.models.config import ModelConfig
 from dlm.models.device import DTYPES
+from dlm.models.engines import require_served
 from dlm.models.families import FAMILIES, config_from_hub, config_to_hub, family_of
 from dlm.models.folder import replacing
 from dlm.models.portable import AUTO_MAP, hub_code, local_code, write_code
@@ -37,6 +38,7 @@ def save(
     max_shard_size: int = 5 * 10**9,
     code: bool = True,
     overwrite: bool = False,
+    engine: str | None = None,
 ) -> None:
     """Write a checkpoint that `dlm.load` and transformers read: config, weights, tokenizer, generation config.
 
@@ -44,7 +46,8 @@ def save(
     diffusion family ("llada", "sdar", …) for that family's own code, "dlm" for any network. By default it is the model's
     own family, or "dlm" where that family cannot express the network, as after `convert`. With `code`, a "dlm" folder
     holds modelling code too, and `AutoModel.from_pretrained(folder, trust_remote_code=True)` reads it without this package.
-    Weights are stored in `dtype` (default: as they are), in shards of at most `max_shard_size` bytes. Adapters that are
+    `engine` ("sglang", "lmdeploy") is another program that is to serve the folder: what it would refuse, or decode
+    wrongly, is not written. Weights are stored in `dtype` (default: as they are), in shards of at most `max_shard_size` bytes. Adapters that are
     not merged are written alone, in peft's format.
 
     All files are made and synced in a temporary folder, then moved into place: an interrupted save leaves what was there.
@@ -71,6 +74,8 @@ def save(
     config = portable(lm.config) if family is None else belonging(lm.config, family)
     with replacing(folder, overwrite) as work:
         write_settings(lm, config, work, kind, code)
+        if engine is not None:
+            require_served(work, engine)
         write_weights(lm.network, config, work, kind, max_shard_size)
 
 

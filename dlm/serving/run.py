@@ -4,6 +4,7 @@ import asyncio
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,8 @@ from dlm.serving.keys import Keys
 if TYPE_CHECKING:
     from dlm.serving.server import Server
 
+SHARE = 0.0005
+"""Seconds after which the engine's thread lets the one that answers run, or the other way round: much less than a step."""
 CLOSING = 5
 """Seconds for connections to close once all answers were sent."""
 
@@ -36,6 +39,7 @@ def serve(config: ServeConfig, say: Callable[[str], None] = print) -> int:
     from dlm.serving.app import app_of  # imports torch: mistakes above are told without
     from dlm.serving.server import Server
 
+    sys.setswitchinterval(SHARE)
     server = Server(config)
     settings = uvicorn.Config(
         app_of(server),

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,8 +61,17 @@ class Live:
     def settled(self) -> bool:
         """Whether no request is left anywhere."""
         runner, stats = self.server.runner, self.server.runner.stats()
-        kept = runner.channels or runner.fresh or runner.notes.wishes or runner.engine.batch.sequences
+        batch = runner.engine.batch
+        kept = runner.channels or runner.fresh or runner.notes.wishes or batch.sequences or batch.ended
         return not kept and stats.running == stats.waiting == stats.pages_used == 0
+
+
+def soon(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    """Whether this becomes true before long."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
 
 
 def streamed(chunks: list[dict[str, Any]], number: int = 0) -> str:

@@ -21,17 +21,9 @@ import dlm
 from dlm.serving import answer as answers
 from dlm.serving.log import RequestLog
 
-from .live import config, live, streamed
+from .live import config, live, soon, streamed
 
 LONG = {"prompt": "abc", "max_tokens": 400, "block_length": 4, "steps": 400, "temperature": 1.0, "seed": 1}
-
-
-def soon(condition, seconds: float = 20) -> bool:
-    """Whether this becomes true before long."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 def raw(url: str, body: dict) -> socket.socket:
@@ -278,6 +270,36 @@ def test_the_command():
         assert len({each.json()["choices"][0]["text"] for each in answer}) == 1
         assert process.wait(30) == 0
         assert process.stdout.read() == "" and process.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_a_killed_server_keeps_what_it_answered(tmp_path):
+    """Killed in the midst of many requests, with a store: who had an answer finds its trace, before and after a restart."""
+    store, answered = str(tmp_path / "traces.db"), []
+    command = [sys.executable, "-m", "dlm.cli.serve", "--model", "pico", "--serve.port", "0", "--serve.log", "false"]
+    command += ["--trace", "--trace.store", store, "--engine.max_num_requests", "4"]
+
+    def ask(url: str, number: int) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            while True:
+                answer = httpx.post(
+                    f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1 + number % 5}, timeout=60
+                )
+                answered.append((answer.json()["dlm"]["trace"], answer.json()["usage"]["completion_tokens"]))
+
+    for least in (30, 45):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, ThreadPoolExecutor(8) as pool:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            for name, _ in answered:
+                assert httpx.get(f"{url}/v1/traces/{name}").json()["id"] == name
+            for number in range(8):
+                pool.submit(ask, url, number)
+            assert soon(lambda least=least: len(answered) >= least, 120)
+            process.kill()
+        traces = dlm.TraceStore(store, create=False)
+        assert all(traces[name].num_steps >= tokens for name, tokens in answered)
+        traces.close()
 
 
 @pytest.mark.slow

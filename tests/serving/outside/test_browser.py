@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -57,13 +58,16 @@ def opened(page, running) -> None:
     page.wait_for_selector(".dot.on")
 
 
-def test_holes_fill_live(page, running):
+def test_holes_fill_live(page, running, monkeypatch):
+    stepper = running.server.runner.engine.batch.stepper
+    step = stepper.run
+    monkeypatch.setattr(stepper, "run", lambda scheduled: (time.sleep(0.3), step(scheduled))[1])
     opened(page, running)
     page.fill("#prompt", "a ▢▢▢ b [MASK:4] c \\[MASK] d")
     page.click("#go")
-    page.wait_for_selector(".m")  # some are still open …
-    page.wait_for_selector(".t")  # … while others are written
+    page.wait_for_selector("#panes:has(.m):has(.t)", timeout=60_000)  # some are still open, while others are written
     done(page)
+    monkeypatch.undo()
     expected = running.post({"prompt": "a [MASK:3] b [MASK:4] c \\[MASK] d", "infill": True}).json()
     assert page.locator("#panes .t").count() == 7 and page.locator("#panes .m").count() == 0
     assert page.locator("#said").text_content() == expected["choices"][0]["text"]
@@ -77,6 +81,16 @@ def test_holes_fill_live(page, running):
     assert page.locator("#trace").get_attribute("href").startswith("/v1/traces/cmpl-")
     answer = running.client.get(page.locator("#trace").get_attribute("href"))
     assert answer.status_code == 200
+
+
+def test_a_hole_of_unknown_length(page, running):
+    opened(page, running)
+    page.fill("#prompt", "a [MASK:2-5] b ▢")
+    page.click("#go")
+    done(page)
+    expected = running.post({"prompt": "a [MASK:2-5] b [MASK]", "infill": True}).json()
+    assert page.locator("#said").text_content() == expected["choices"][0]["text"]
+    assert page.locator("#panes .t").count() == expected["usage"]["completion_tokens"]
 
 
 def test_two_rules_side_by_side(page, running):
