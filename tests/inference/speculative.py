@@ -12,6 +12,7 @@ import torch
 
 import dlm
 from dlm.inference.drafting.drafter import Guess, Plain, Wish
+from dlm.inference.drafting.making import Looked
 from dlm.kernels.c import native
 from dlm.models.draft import Draft
 
@@ -19,7 +20,7 @@ from .requests import FAMILIES
 from .tiny import tiny_lm
 
 SECOND = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 5, "selector_top_k": 7}
-DRAFTS = ("good", "adversarial", "random", "ngram", "dflash", "dflash2", "sliding", "diffusion")
+DRAFTS = ("good", "adversarial", "random", "ngram", "dflash", "dflash2", "sliding", "narrow", "first", "diffusion")
 
 
 class Told(Plain):
@@ -61,8 +62,15 @@ def draft_of(kind: str, lm: dlm.LM, seed: int, block_size: int = 17):
         return tiny_lm(seed, spread=0.5, vocab_size=40, mask_token_id=39)
     if kind == "ngram":
         return "ngram"
-    more = {"dflash": {}, "dflash2": SECOND, "sliding": {"windows": (4, None), "causal": (True, False)}}[kind]
-    return Draft.fresh(lm, num_layers=2, block_size=block_size, generator=generator, mask_token_id=39, **more)
+    more = {
+        "dflash": {},
+        "dflash2": SECOND,
+        "sliding": {"windows": (4, None), "causal": (True, False)},
+        "narrow": {"tokens": range(1, 40, 2)},
+        "first": {"tokens": range(0, 40, 2)},
+    }[kind]
+    draft = Draft.fresh(lm, num_layers=2, block_size=block_size, generator=generator, mask_token_id=39, **more)
+    return Looked(draft) if kind == "first" else draft
 
 
 def run(seed: int) -> str:
