@@ -189,6 +189,55 @@ def test_codebooks_stored_as_embeddings_are_read(tmp_path):
     assert torch.equal(again.candidate_selector.predecessor_codebook, made.candidate_selector.predecessor_codebook)
 
 
+FEW = (3, 9, 10, 40, 63)
+
+
+@pytest.mark.parametrize("kind", ["plain", "scaled"])
+def test_a_draft_of_few_tokens_scores_them_as_one_of_all_does_and_no_others(kind, tmp_path):
+    lm = target()
+    whole, few = draft(lm, kind), draft(lm, kind, tokens=FEW[::-1])
+    few.load_state_dict(whole.state_dict())
+    hidden = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
+    rest = [token for token in range(64) if token not in FEW]
+    for made in (few, saved(few, lm, tmp_path)):
+        near(made.logits(hidden)[:, FEW], whole.logits(hidden)[:, FEW])
+        assert made.logits(hidden)[:, rest].isneginf().all()
+        assert made.drafts(torch.arange(64)).nonzero()[:, 0].tolist() == list(FEW)
+        assert made.place(torch.tensor(FEW)).tolist() == [0, 1, 2, 3, 4]
+        assert made.body().lm_head.weight.shape == (5, 32)
+
+
+def saved(made: Draft, lm: dlm.LM, folder) -> Draft:
+    made.save(folder / "draft")
+    assert load_file(folder / "draft" / "model.safetensors")["d2t"].tolist() == [3, 8, 8, 37, 59]
+    return dlm.load_draft(folder / "draft", lm)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "says"),
+    [
+        (None, 5, "no file has the tensor 'd2t'"),
+        ([3, 8, 8, 37], 5, r"is I64 of shape \(4,\); draft_vocab_size asks for I64, \(5,\)"),
+        ([3.0, 8.0, 8.0, 37.0, 59.0], 5, "is F32 of shape"),
+        ([3, 8, 8, 37, 60], 5, "should give ascending tokens of the 64"),
+        ([3, 1, 8, 37, 59], 5, "should give ascending tokens"),
+        ([-1, 8, 8, 37, 59], 5, "should give ascending tokens"),
+        ([3, 8, 8, 37, 59], 65, "draft_vocab_size = 65 is more than the vocabulary of 64"),
+        ([3, 8, 8, 37, 59], 0, "draft_vocab_size"),
+        ([3, 8, 8, 37, 59], "few", "draft_vocab_size"),
+    ],
+)
+def test_tokens_of_a_draft_that_cannot_be_are_refused(tokens, size, says, tmp_path):
+    lm = target()
+    draft(lm, "plain", tokens=FEW).save(tmp_path / "draft")
+    file = tmp_path / "draft" / "model.safetensors"
+    tensors = {name: x for name, x in load_file(file).items() if name != "d2t"}
+    save_file(tensors | ({} if tokens is None else {"d2t": torch.tensor(tokens)}), file, metadata={"format": "pt"})
+    edited(tmp_path / "draft", dflash_config={"mask_token_id": 9, "draft_vocab_size": size, "target_layer_ids": [1, 2]})
+    with pytest.raises(dlm.UserError, match=says):
+        dlm.load_draft(tmp_path / "draft", lm)
+
+
 SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "intermediate_size": 128, "vocab_size": 300_000}
 
 
