@@ -16,7 +16,7 @@ from dlm.inference.drafting.making import Looked
 from dlm.kernels.c import native
 from dlm.models.draft import Draft
 
-from .requests import FAMILIES
+from .requests import FAMILIES, prompts
 from .tiny import tiny_lm
 
 SECOND = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 5, "selector_top_k": 7}
@@ -51,6 +51,21 @@ def target(seed: int) -> dlm.LM:
     """A causal model whose greedy text neither ends at once nor goes round in circles soon."""
     shape = {**FAMILIES["llama"], "vocab_size": 40, "num_hidden_layers": 4, "eos_token_id": 3}
     return tiny_lm(seed, spread=0.5, **shape, **({"qk_norm": True, "tie_word_embeddings": True} if seed % 2 else {}))
+
+
+def plain(lm, given, **settings):
+    return [result.tokens for result in dlm.generate(lm, given, **settings)]
+
+
+def small(count: int) -> list[list[int]]:
+    return [[token % 40 for token in prompt] for prompt in prompts(count)]
+
+
+def told(lm, given, right: float = 1.0, **settings) -> Told:
+    """A drafter that knows what these prompts lead to."""
+    drafter = Told(right, lm.config.vocab_size)
+    drafter.texts = {str(i): tokens for i, tokens in enumerate(plain(lm, given, **settings))}
+    return drafter
 
 
 def draft_of(kind: str, lm: dlm.LM, seed: int, block_size: int = 17):

@@ -117,6 +117,7 @@ def test_no_more_is_asked_than_can_be_drafted():
         assert asked == [wanted[k] and all(known[: k + 1]) for k in range(B - 1)]
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 @torch.no_grad()  # on a CPU it has no gradients
 def test_flex_attention_s_mask_gives_the_states_of_the_table(monkeypatch):
     from torch.nn.attention.flex_attention import flex_attention
