@@ -213,6 +213,23 @@ def saved(made: Draft, lm: dlm.LM, folder) -> Draft:
     return dlm.load_draft(folder / "draft", lm)
 
 
+def test_a_head_in_the_folder_must_be_the_target_s(tmp_path):
+    lm = target()
+    draft(lm, "plain", tokens=FEW).save(tmp_path / "draft")
+    file = tmp_path / "draft" / "model.safetensors"
+    head = lm.network.lm_head.weight.detach()[list(FEW)].clone()
+    for scale in (1.0, 1.5):
+        save_file(load_file(file) | {"lm_head.weight": scale * head}, file, metadata={"format": "pt"})
+        if scale == 1:
+            dlm.load_draft(tmp_path / "draft", lm)
+        else:
+            with pytest.raises(dlm.UserError, match="is not these tokens' rows of 'tiny''s head"):
+                dlm.load_draft(tmp_path / "draft", lm)
+    edited(tmp_path / "draft", dflash_config={"mask_token_id": 9, "target_layer_ids": [1, 2]})
+    with pytest.raises(dlm.UserError, match="config.json has no draft_vocab_size"):
+        dlm.load_draft(tmp_path / "draft", lm)
+
+
 @pytest.mark.parametrize(
     ("tokens", "size", "says"),
     [
@@ -285,8 +302,9 @@ def test_speculators_count_layers_from_one():
     hub = {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [2, 10, 18], "mask_token_id": 3}
     config = draft_config_from_hub({**hub, "block_size": 8, "transformer_layer_config": inner})
     assert (config.target_layer_ids, config.block_size, config.mask_token_id) == ((1, 9, 17), 8, 3)
-    with pytest.raises(dlm.UserError, match="draft_vocab_size = 100 of 300000"):
-        draft_config_from_hub({**hub, "draft_vocab_size": 100, "transformer_layer_config": inner})
+    for size, read in ((100, 100), (300_000, None)):
+        config = draft_config_from_hub({**hub, "draft_vocab_size": size, "transformer_layer_config": inner})
+        assert config.draft_vocab_size == read
 
 
 def edited(folder, **changes):
@@ -314,6 +332,8 @@ def edited(folder, **changes):
             "target_layer_ids = 'all' should be a list",
         ),
         ({"dflash_config": {"mask_token_id": 1, "selector_rank": 4}}, "conv_kernel_size"),
+        ({"dflash_config": {"mask_token_id": True}}, "mask_token_id: Input should be a valid integer"),
+        ({"is_causal": "no"}, "is_causal = 'no' should be true or false"),
         ({"block_size": 1}, "block_size"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "layer_types"),
         ({"hidden_act": "gelu"}, "hidden_act"),
