@@ -3,7 +3,7 @@
     python benchmarks/speculative.py --model smollm2 --draft folder --prompts gsm8k_test.jsonl
     python benchmarks/speculative.py --model folder --peers transformers       # assisted by prompt lookup, batch 1
     python benchmarks/speculative.py --model folder --draft folder --peer-path site-packages-with-dflash
-    python benchmarks/speculative.py --cost                                    # what τ would give at Qwen3-8B's shape
+    python benchmarks/speculative.py --cost --shape smollm2                    # what drafts cost there, random weights
 
 Contenders take turns, prompt by prompt or batch by batch, so that a machine's load falls on all of them alike; what
 counts are ratios to `plain` in the same run. With one thread on a CPU, seconds are those of the process: what a clock
@@ -12,7 +12,6 @@ on the wall would show on an idle machine. Every text is compared with plain dec
 
 import json
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -20,32 +19,13 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from measuring import parser
+from drafting_cost import SHAPES, clock_of, cost
+from measuring import machine, parser, peak_rss
 
 import dlm
 from dlm.evaluation.table import markdown
-from dlm.models.config import ModelConfig
-from dlm.models.draft import Draft
 
 LENGTHS, BATCHES = (2, 4, 8, 15), (1, 4, 16)
-SHAPES = {
-    "tiny": {
-        "hidden_size": 64,
-        "num_hidden_layers": 8,
-        "heads": (4, 2, 16),
-        "intermediate_size": 128,
-        "vocab_size": 512,
-    },
-    "qwen3-8b": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "heads": (32, 8, 128),
-        "intermediate_size": 12288,
-        "vocab_size": 151936,
-    },
-}
-PUBLISHED_TAU = 6.49
-"""Tokens a verification of DFlash on Qwen3-8B (arXiv 2602.06036)."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,16 +60,16 @@ def race(options: Any) -> dict[str, Any]:
     """All contenders over the same prompts."""
     lm = dlm.load(options.model)
     prompts = texts(lm, options)
-    settings = {"gen_length": options.tokens, "temperature": options.temperature, "seed": 1}
+    settings = {"temperature": options.temperature, "seed": 1}
     rows = []
     for batch in options.batches:
         groups = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
         contenders = ours(lm, options, batch, settings)
         if batch == 1:
             contenders |= theirs(lm, options)
-        rows += turns(contenders, groups, batch, clock_of(lm.device.type))
-    threads = torch.get_num_threads()
-    return {"model": lm.name, "threads": threads, "torch": torch.__version__, **vars_of(options), "rows": rows}
+        rows += turns(contenders, groups, batch, clock_of(lm.device.type), options.tokens)
+    facts = {"threads": torch.get_num_threads(), **machine(lm.device.type)}
+    return {"model": Path(lm.name).name, **vars_of(options), **facts, "peak_bytes": peak_rss(), "rows": rows}
 
 
 def vars_of(options: Any) -> dict[str, Any]:
@@ -117,8 +97,8 @@ def ours(lm: dlm.LM, options: Any, batch: int, settings: dict[str, Any]) -> dict
         return dlm.Engine(lm, draft=draft, num_pages=batch * 64, max_num_requests=batch)
 
     def run(of: dlm.Engine, **more: Any) -> Callable:
-        def go(group: list[list[int]]) -> list[dlm.Generation]:
-            return of.generate(group, **settings, **more)
+        def go(group: list[list[int]], tokens: int) -> list[dlm.Generation]:
+            return of.generate(group, gen_length=tokens, **settings, **more)
 
         return go
 
@@ -128,12 +108,13 @@ def ours(lm: dlm.LM, options: Any, batch: int, settings: dict[str, Any]) -> dict
         contenders[f"ngram {length}"] = run(lookup, draft_length=min(length, 15))
     contenders["ngram auto"] = run(lookup, draft_length="auto")
     if options.draft is not None:
-        draft = engine(options.draft)
-        most = draft.batch.drafter.most
-        for length in options.lengths:
-            if length <= most:
-                contenders[f"draft {length}"] = run(draft, draft_length=length)
-        contenders["draft auto"] = run(draft, draft_length="auto")
+        for kind, given in (("draft", options.draft), ("ngram+draft", f"ngram+{options.draft}")):
+            draft = engine(given)
+            most = draft.batch.drafter.most
+            for length in options.lengths:
+                if length <= most:
+                    contenders[f"{kind} {length}"] = run(draft, draft_length=length)
+            contenders[f"{kind} auto"] = run(draft, draft_length="auto")
     return contenders
 
 
@@ -149,11 +130,11 @@ def theirs(lm: dlm.LM, options: Any) -> dict[str, Callable]:
         sampling["temperature"] = options.temperature
 
     def generate(**more: Any) -> Callable:
-        def go(group: list[list[int]]) -> list[list[int]]:
+        def go(group: list[list[int]], tokens: int) -> list[list[int]]:
             ids = torch.tensor(group)
             with torch.inference_mode():
                 out = model.generate(
-                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=options.tokens, **sampling, **more
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **sampling, **more
                 )
             return [out[0, len(group[0]) :].tolist()]
 
@@ -169,33 +150,32 @@ def theirs(lm: dlm.LM, options: Any) -> dict[str, Callable]:
         peer = DFlashDraftModel.from_pretrained(options.draft, dtype=torch.float32).eval()
         ends = model.generation_config.eos_token_id
 
-        def go(group: list[list[int]]) -> list[list[int]]:
+        def go(group: list[list[int]], tokens: int) -> list[list[int]]:
             stop = ends if isinstance(ends, list) else [ends]
             with torch.inference_mode():
-                out = dflash_generate(peer, model, torch.tensor(group), options.tokens, stop, options.temperature)
+                out = dflash_generate(peer, model, torch.tensor(group), tokens, stop, options.temperature)
             return [out[0, len(group[0]) :].tolist()]
 
         found["z-lab"] = go
     return found
 
 
-def clock_of(device: str) -> Callable[[], float]:
-    """The process's own time, where one thread does all of the work; else that on the wall."""
-    return time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
-
-
 def turns(
-    contenders: dict[str, Callable], groups: list[list[list[int]]], batch: int, clock: Callable[[], float]
+    contenders: dict[str, Callable],
+    groups: list[list[list[int]]],
+    batch: int,
+    clock: Callable[[], float],
+    tokens: int,
 ) -> list[dict[str, Any]]:
     """One row a contender; each group of prompts goes to all of them before the next."""
     seconds: dict[str, list[float]] = defaultdict(list)
     results: dict[str, list[Any]] = defaultdict(list)
     for go in contenders.values():
-        go(groups[0])  # warm
+        go(groups[0], min(8, tokens))  # warm
     for group in groups:
         for name, go in contenders.items():
             began = clock()
-            found = go(group)
+            found = go(group, tokens)
             seconds[name].append(clock() - began)
             results[name] += found
     rows = []
@@ -240,60 +220,6 @@ def by_position(results: list[Any]) -> list[float]:
                 tried[place] += 1
                 kept[place] += place < added - 1
     return [kept[place] / tried[place] for place in sorted(tried) if tried[place] >= 5][:16]
-
-
-def cost(options: Any) -> dict[str, Any]:
-    """Draft and verification against a plain step, with random weights, and the speed-up that a τ would give."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shape = dict(SHAPES[options.shape or ("qwen3-8b" if device == "cuda" else "tiny")])
-    heads, key_heads, head_dim = shape.pop("heads")
-    config = ModelConfig(
-        model_type="qwen3",
-        attention="causal",
-        shifted_logits=True,
-        qk_norm=True,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=head_dim,
-        **shape,
-    )
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    with torch.device(device):
-        network = dlm.Transformer(config).to(dtype)
-    network.initialise(torch.Generator(device).manual_seed(0))
-    lm = dlm.LM(network.eval(), name="random")
-    layers, block = (5, 16) if options.shape != "tiny" and device == "cuda" else (2, 16)
-    draft = Draft.fresh(lm, num_layers=layers, block_size=block, mask_token_id=config.vocab_size - 1)
-    rows, clock = [], clock_of(device)
-    for batch in options.batches:
-        prompts = [[7 + i, *range(100, 100 + 31)] for i in range(batch)]
-        times = {}
-        for name, drafter in (("plain", None), ("draft", draft)):
-            engine = dlm.Engine(lm, draft=drafter, num_pages=batch * 64, max_num_requests=batch)
-            engine.generate(prompts, gen_length=8)
-            for i, prompt in enumerate(prompts):
-                engine.add_request(prompt, request_id=f"{name}{i}", gen_length=options.tokens)
-            steps = []
-            while engine.has_work:
-                began = clock()
-                engine.step()
-                if device == "cuda":
-                    torch.cuda.synchronize()
-                steps.append(clock() - began)
-            times[name] = median(steps[4 : len(steps) // 2])
-        ratio = times["draft"] / times["plain"]
-        rows.append(
-            {
-                "batch": batch,
-                "plain step, ms": round(1e3 * times["plain"], 3),
-                f"draft {block - 1} + verify, ms": round(1e3 * times["draft"], 3),
-                "cost": round(ratio, 2),
-                f"× plain at τ = {PUBLISHED_TAU}": round(PUBLISHED_TAU / ratio, 2),
-                "τ to break even": round(ratio, 2),
-            }
-        )
-    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    return {"device": where, "shape": options.shape or ("qwen3-8b" if device == "cuda" else "tiny"), "rows": rows}
 
 
 def plot(report: dict[str, Any], file: Path) -> None:

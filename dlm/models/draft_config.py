@@ -24,14 +24,17 @@ class DraftConfig(BaseModel):
     block_size: int = Field(
         default=16, ge=2, le=MOST_BLOCK, description="rows of a block: the anchor and the drafted tokens"
     )
-    mask_token_id: int = Field(ge=0, description="token shown where a token is to be drafted")
+    mask_token_id: int = Field(ge=0, strict=True, description="token shown where a token is to be drafted")
     windows: tuple[int | None, ...] = Field(description="of each layer: how far it sees to either side; none: all")
     causal: tuple[bool, ...] = Field(description="of each layer: whether rows of a block see only those before them")
     input_embedding_scale: Number = Field(default=1.0, description="factor on the target's embeddings")
     output_multiplier: Number = Field(default=1.0, description="factor on the logits")
     final_logit_softcapping: Number | None = Field(default=None, description="logits are c·tanh(logits / c)")
     draft_vocab_size: int | None = Field(
-        default=None, ge=1, description="how many of the target's tokens it can draft; none: all (EAGLE-3, FR-Spec)"
+        default=None,
+        ge=1,
+        strict=True,
+        description="how many of the target's tokens it can draft; none: all (EAGLE-3, FR-Spec)",
     )
     conv_kernel_size: int | None = Field(default=None, ge=1, description="DFlash 2: rows a dynamic convolution reads")
     conv_group_size: int | None = Field(default=None, ge=1, description="DFlash 2: channels that share its kernel")

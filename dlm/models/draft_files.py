@@ -114,8 +114,14 @@ def _read(config: DraftConfig, folder: Path, target: LM, name: str, dtype: torch
     if unknown:
         raise UserError(f"{found[unknown[0]].file} has a tensor {unknown[0]!r} that a draft of this config has not")
     draft.to_empty(device=target.device)
-    if config.draft_vocab_size is not None:
-        draft.tokens = _tokens(found.get(TOKENS), config.draft_vocab_size, target)
+    count, listed = config.draft_vocab_size, found.get(TOKENS)
+    if count is not None:
+        draft.tokens = _tokens(listed, count, target)
+        _require_target_s_head(draft, found.get("lm_head.weight"))
+    elif listed is not None and listed.shape != (target.config.vocab_size,):
+        raise UserError(
+            f"{listed.file} lists {listed.shape} tokens in {TOKENS!r}, and config.json has no draft_vocab_size"
+        )
     ours = draft.state_dict()
     names = {spelled[hub]: hub for hub in layout}
     with torch.no_grad():
@@ -142,6 +148,19 @@ def _tokens(declared: Declared | None, count: int, target: LM) -> Tensor:
     if tokens[0] < 0 or tokens[-1] >= target.config.vocab_size or bool((tokens.diff() <= 0).any()):
         raise UserError(f"{where} should give ascending tokens of the {target.config.vocab_size:,} that the target has")
     return tokens.to(target.device)
+
+
+def _require_target_s_head(draft: Draft, declared: Declared | None) -> None:
+    """Raises UserError where the folder has a head that is not the target's: the draft computes with the target's."""
+    if declared is not None:
+        with opened(declared.file, draft.target.device) as shard:
+            head = shard.get_tensor("lm_head.weight")
+        ours = draft.head_weight().to(head.dtype)
+        if head.shape != ours.shape or not torch.equal(head, ours):
+            raise UserError(
+                f"{declared.file}: tensor 'lm_head.weight' is not these tokens' rows of {draft.target.name!r}'s head: a draft "
+                "with a head of its own is not read"
+            )
 
 
 def _spelled(hub: str, found: Any) -> str:

@@ -73,7 +73,9 @@ def _zlab(hub: Mapping[str, Any], source: str) -> dict[str, Any]:
     layers = network.num_hidden_layers
     ids = keys.get("target_layer_ids", default=None)
     kinds = _kinds(settings, layers)
-    causal = hub.get("is_causal")
+    causal = keys.get("is_causal", default=None)
+    if causal is not None and not isinstance(causal, bool):
+        raise settings.wrong(causal, "true or false", "is_causal")
     fields = {
         "network": network,
         "num_target_layers": depth,
@@ -81,7 +83,7 @@ def _zlab(hub: Mapping[str, Any], source: str) -> dict[str, Any]:
         "block_size": keys.get("block_size", default=16),
         "mask_token_id": keys.get("mask_token_id", default=None),
         "windows": [keys.size("sliding_window") if kind == SLIDING else None for kind in kinds],
-        "causal": [kind == SLIDING if causal is None else bool(causal) for kind in kinds],
+        "causal": [kind == SLIDING if causal is None else causal for kind in kinds],
         "input_embedding_scale": keys.get("input_embedding_scale", default=1.0),
         "output_multiplier": keys.get("output_multiplier", default=1.0),
         "final_logit_softcapping": keys.get("final_logit_softcapping", default=None) or None,
@@ -98,17 +100,12 @@ def _speculators(hub: Mapping[str, Any], source: str) -> dict[str, Any]:
     settings = Settings(hub, source)
     inner = settings.table("transformer_layer_config")
     layers = Settings(inner, f"{source}: transformer_layer_config")
-    own = hub.get("draft_vocab_size")
-    if own is not None and own != inner.get("vocab_size"):
-        raise UserError(
-            f"{source}: draft_vocab_size = {own!r} of {inner.get('vocab_size')!r} tokens: a draft with a vocabulary of its "
-            "own is not read; only those that share the target's"
-        )
-    network = _layers(layers)
+    network, own = _layers(layers), hub.get("draft_vocab_size")
     ids = [i - 1 for i in _ids(settings.get("aux_hidden_state_layer_ids"), source, "aux_hidden_state_layer_ids")]
     kinds = _kinds(layers, network.num_hidden_layers)
     return {
         "network": network,
+        "draft_vocab_size": None if own == network.vocab_size else own,
         "num_target_layers": settings.get("num_target_layers", default=max(ids) + 1),
         "target_layer_ids": ids,
         "block_size": settings.get("block_size", default=16),

@@ -12,14 +12,15 @@ import torch
 
 import dlm
 from dlm.inference.drafting.drafter import Guess, Plain, Wish
+from dlm.inference.drafting.making import Looked
 from dlm.kernels.c import native
 from dlm.models.draft import Draft
 
-from .requests import FAMILIES
+from .requests import FAMILIES, prompts
 from .tiny import tiny_lm
 
 SECOND = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 5, "selector_top_k": 7}
-DRAFTS = ("good", "adversarial", "random", "ngram", "dflash", "dflash2", "sliding", "diffusion")
+DRAFTS = ("good", "adversarial", "random", "ngram", "dflash", "dflash2", "sliding", "narrow", "first", "diffusion")
 
 
 class Told(Plain):
@@ -52,6 +53,21 @@ def target(seed: int) -> dlm.LM:
     return tiny_lm(seed, spread=0.5, **shape, **({"qk_norm": True, "tie_word_embeddings": True} if seed % 2 else {}))
 
 
+def plain(lm, given, **settings):
+    return [result.tokens for result in dlm.generate(lm, given, **settings)]
+
+
+def small(count: int) -> list[list[int]]:
+    return [[token % 40 for token in prompt] for prompt in prompts(count)]
+
+
+def told(lm, given, right: float = 1.0, **settings) -> Told:
+    """A drafter that knows what these prompts lead to."""
+    drafter = Told(right, lm.config.vocab_size)
+    drafter.texts = {str(i): tokens for i, tokens in enumerate(plain(lm, given, **settings))}
+    return drafter
+
+
 def draft_of(kind: str, lm: dlm.LM, seed: int, block_size: int = 17):
     """A draft of that kind for the model."""
     generator = torch.Generator().manual_seed(seed)
@@ -61,8 +77,15 @@ def draft_of(kind: str, lm: dlm.LM, seed: int, block_size: int = 17):
         return tiny_lm(seed, spread=0.5, vocab_size=40, mask_token_id=39)
     if kind == "ngram":
         return "ngram"
-    more = {"dflash": {}, "dflash2": SECOND, "sliding": {"windows": (4, None), "causal": (True, False)}}[kind]
-    return Draft.fresh(lm, num_layers=2, block_size=block_size, generator=generator, mask_token_id=39, **more)
+    more = {
+        "dflash": {},
+        "dflash2": SECOND,
+        "sliding": {"windows": (4, None), "causal": (True, False)},
+        "narrow": {"tokens": range(1, 40, 2)},
+        "first": {"tokens": range(0, 40, 2)},
+    }[kind]
+    draft = Draft.fresh(lm, num_layers=2, block_size=block_size, generator=generator, mask_token_id=39, **more)
+    return Looked(draft) if kind == "first" else draft
 
 
 def run(seed: int) -> str:

@@ -189,6 +189,72 @@ def test_codebooks_stored_as_embeddings_are_read(tmp_path):
     assert torch.equal(again.candidate_selector.predecessor_codebook, made.candidate_selector.predecessor_codebook)
 
 
+FEW = (3, 9, 10, 40, 63)
+
+
+@pytest.mark.parametrize("kind", ["plain", "scaled"])
+def test_a_draft_of_few_tokens_scores_them_as_one_of_all_does_and_no_others(kind, tmp_path):
+    lm = target()
+    whole, few = draft(lm, kind), draft(lm, kind, tokens=FEW[::-1])
+    few.load_state_dict(whole.state_dict())
+    hidden = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
+    rest = [token for token in range(64) if token not in FEW]
+    for made in (few, saved(few, lm, tmp_path)):
+        near(made.logits(hidden)[:, FEW], whole.logits(hidden)[:, FEW])
+        assert made.logits(hidden)[:, rest].isneginf().all()
+        assert made.drafts(torch.arange(64)).nonzero()[:, 0].tolist() == list(FEW)
+        assert made.place(torch.tensor(FEW)).tolist() == [0, 1, 2, 3, 4]
+        assert made.body().lm_head.weight.shape == (5, 32)
+
+
+def saved(made: Draft, lm: dlm.LM, folder) -> Draft:
+    made.save(folder / "draft")
+    assert load_file(folder / "draft" / "model.safetensors")["d2t"].tolist() == [3, 8, 8, 37, 59]
+    return dlm.load_draft(folder / "draft", lm)
+
+
+def test_a_head_in_the_folder_must_be_the_target_s(tmp_path):
+    lm = target()
+    draft(lm, "plain", tokens=FEW).save(tmp_path / "draft")
+    file = tmp_path / "draft" / "model.safetensors"
+    head = lm.network.lm_head.weight.detach()[list(FEW)].clone()
+    for scale in (1.0, 1.5):
+        save_file(load_file(file) | {"lm_head.weight": scale * head}, file, metadata={"format": "pt"})
+        if scale == 1:
+            dlm.load_draft(tmp_path / "draft", lm)
+        else:
+            with pytest.raises(dlm.UserError, match="is not these tokens' rows of 'tiny''s head"):
+                dlm.load_draft(tmp_path / "draft", lm)
+    edited(tmp_path / "draft", dflash_config={"mask_token_id": 9, "target_layer_ids": [1, 2]})
+    with pytest.raises(dlm.UserError, match="config.json has no draft_vocab_size"):
+        dlm.load_draft(tmp_path / "draft", lm)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "says"),
+    [
+        (None, 5, "no file has the tensor 'd2t'"),
+        ([3, 8, 8, 37], 5, r"is I64 of shape \(4,\); draft_vocab_size asks for I64, \(5,\)"),
+        ([3.0, 8.0, 8.0, 37.0, 59.0], 5, "is F32 of shape"),
+        ([3, 8, 8, 37, 60], 5, "should give ascending tokens of the 64"),
+        ([3, 1, 8, 37, 59], 5, "should give ascending tokens"),
+        ([-1, 8, 8, 37, 59], 5, "should give ascending tokens"),
+        ([3, 8, 8, 37, 59], 65, "draft_vocab_size = 65 is more than the vocabulary of 64"),
+        ([3, 8, 8, 37, 59], 0, "draft_vocab_size"),
+        ([3, 8, 8, 37, 59], "few", "draft_vocab_size"),
+    ],
+)
+def test_tokens_of_a_draft_that_cannot_be_are_refused(tokens, size, says, tmp_path):
+    lm = target()
+    draft(lm, "plain", tokens=FEW).save(tmp_path / "draft")
+    file = tmp_path / "draft" / "model.safetensors"
+    tensors = {name: x for name, x in load_file(file).items() if name != "d2t"}
+    save_file(tensors | ({} if tokens is None else {"d2t": torch.tensor(tokens)}), file, metadata={"format": "pt"})
+    edited(tmp_path / "draft", dflash_config={"mask_token_id": 9, "draft_vocab_size": size, "target_layer_ids": [1, 2]})
+    with pytest.raises(dlm.UserError, match=says):
+        dlm.load_draft(tmp_path / "draft", lm)
+
+
 SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "intermediate_size": 128, "vocab_size": 300_000}
 
 
@@ -236,8 +302,9 @@ def test_speculators_count_layers_from_one():
     hub = {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [2, 10, 18], "mask_token_id": 3}
     config = draft_config_from_hub({**hub, "block_size": 8, "transformer_layer_config": inner})
     assert (config.target_layer_ids, config.block_size, config.mask_token_id) == ((1, 9, 17), 8, 3)
-    with pytest.raises(dlm.UserError, match="draft_vocab_size = 100 of 300000"):
-        draft_config_from_hub({**hub, "draft_vocab_size": 100, "transformer_layer_config": inner})
+    for size, read in ((100, 100), (300_000, None)):
+        config = draft_config_from_hub({**hub, "draft_vocab_size": size, "transformer_layer_config": inner})
+        assert config.draft_vocab_size == read
 
 
 def edited(folder, **changes):
@@ -265,6 +332,8 @@ def edited(folder, **changes):
             "target_layer_ids = 'all' should be a list",
         ),
         ({"dflash_config": {"mask_token_id": 1, "selector_rank": 4}}, "conv_kernel_size"),
+        ({"dflash_config": {"mask_token_id": True}}, "mask_token_id: Input should be a valid integer"),
+        ({"is_causal": "no"}, "is_causal = 'no' should be true or false"),
         ({"block_size": 1}, "block_size"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "layer_types"),
         ({"hidden_act": "gelu"}, "hidden_act"),

@@ -107,6 +107,32 @@ def test_what_is_asked_ends_with_the_answer_and_the_text_and_positions_are_the_d
             assert blocks.input_ids[row, mine].tolist() == [ids[a], *[39] * (B - 1)]
 
 
+def test_no_more_is_asked_than_can_be_drafted():
+    """Behind a token that the draft cannot draft nothing of its block is ever kept."""
+    batch, few = text(), draft_of(tokens=range(0, 40, 3))
+    every, blocks = (DraftMasking(draft, 100, True, seed=1).blocks(batch) for draft in (draft_of(), few))
+    lists = (x.view(-1, B - 1).tolist() for x in (every.targets, every.asked, blocks.asked))
+    for tokens, wanted, asked in zip(*lists, strict=True):
+        known = [token % 3 == 0 for token in tokens]
+        assert asked == [wanted[k] and all(known[: k + 1]) for k in range(B - 1)]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@torch.no_grad()  # on a CPU it has no gradients
+def test_flex_attention_s_mask_gives_the_states_of_the_table(monkeypatch):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    from dlm.models import streams
+
+    monkeypatch.setattr(streams, "_compiled", lambda: flex_attention)  # eagerly: any device does that
+    batch, draft = text(), draft_of()
+    for apart in (True, False):
+        blocks = DraftMasking(draft, 6, apart, seed=1).blocks(batch)
+        features = torch.randn(3, 40, 2 * draft.config.network.hidden_size)
+        seen = (blocks.input_ids, blocks.positions, features, blocks.context_positions)
+        torch.testing.assert_close(draft(*seen, blocks.block_mask(), B), draft(*seen, blocks.allowed(), B))
+
+
 def test_anchors_are_drawn_anew_each_step_and_are_the_samples_own():
     batch, masking = text(), DraftMasking(draft_of(), 6, False, seed=1)
     anchors, _ = masking.draw(batch)
@@ -168,9 +194,11 @@ def test_weights_are_those_of_the_formulas():
 
 
 @pytest.mark.parametrize("weighting", ["decay", "dpace"])
-@pytest.mark.parametrize("micro", ["1", "4"])
-def test_the_loss_is_that_of_a_loop_over_tokens(base, tmp_path, weighting, micro):
-    run = Run(ours(base, tmp_path, "loop", draft__weighting=weighting, train__micro_batch_size=micro))
+@pytest.mark.parametrize(("micro", "vocabulary"), [("1", "none"), ("4", "none"), ("4", "60")])
+def test_the_loss_is_that_of_a_loop_over_tokens(base, tmp_path, weighting, micro, vocabulary, capsys):
+    more = {"draft__weighting": weighting, "train__micro_batch_size": micro, "draft__vocabulary": vocabulary}
+    run = Run(ours(base, tmp_path, "loop", **more))
+    assert ("60 of" in capsys.readouterr().out) == (vocabulary == "60")
     batch = run._batch()
     draft, masking = run.network, run.model.masking
     blocks = masking.blocks(batch)
@@ -188,7 +216,7 @@ def test_the_loss_is_that_of_a_loop_over_tokens(base, tmp_path, weighting, micro
             divisor += 1
         total += sum(w * c for w, c in zip(weights, costs, strict=True))
     run.loader.load_state_dict({**run.loader.state_dict()})
-    again = Run(ours(base, tmp_path, "again", draft__weighting=weighting, train__micro_batch_size=micro))
+    again = Run(ours(base, tmp_path, "again", **more))
     parts, _ = again.optimiser_step()
     assert parts["draft"] == pytest.approx(total / divisor, rel=1e-5)
 
@@ -258,6 +286,7 @@ def test_verifications_walk_over_a_text():
         ({"draft__target": "none"}, "masking = draft needs draft.target"),
         ({"objective__masking": "causal"}, r"draft.target = .* is only read with objective.masking = draft, not causal"),
         ({"draft__block_length": "1"}, "block_length"),
+        ({"draft__vocabulary": "100000"}, "draft.vocabulary = 100,000 is more than the .* tokens of draft.target"),
         ({"draft__selector_rank": "4"}, "conv_kernel_size is not set: a DFlash 2 draft needs all of"),
         ({"draft__loss_decay": "3", "draft__weighting": "dpace"}, 'loss_decay = 3 is only read with weighting = "decay"'),
         ({"draft__target_layers": "[1, 1]"}, r"target_layers = \[1, 1\]: different numbers"),
