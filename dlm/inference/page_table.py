@@ -1,6 +1,7 @@
 """One request's pages: which it holds, and how far their keys are final."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from dlm.inference.pages import PagePool
 
@@ -21,6 +22,8 @@ class PageTable:
     """Exact cache: positions under this one have their final keys in the pages."""
     refreshed: int | None = None
     """Approximate caches: the step at which all keys were computed last; None when that is due."""
+    laid: tuple[Any, Any] | None = None
+    """How its rows lay in the latest forward; see `layout.parts_of`."""
     lingering: list[tuple[int, int]] = field(default_factory=list)
     """Approximate caches: first position of a finished block, and for how many steps it is still recomputed."""
 
@@ -31,7 +34,7 @@ class PageTable:
 
     def begin(self, pool: PagePool) -> None:
         """An empty list of pages for each branch."""
-        self.epoch = pool.epoch
+        self.epoch, self.laid = pool.epoch, None
         self.tables = [[] for _ in range(self.branches)]
         self.digests = [[] for _ in range(self.branches)]
 

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Sized
+from itertools import islice
 
 import numpy as np
+from torch import Tensor
 
 from dlm.diffusion.choose import BrokenLogits
 from dlm.inference.canvas import Decision
 from dlm.inference.compute import Compute
 from dlm.inference.config import EngineConfig
-from dlm.inference.decide import Question, decide
+from dlm.inference.decide import Question, Round, rounds
 from dlm.inference.forward import Forward
 from dlm.inference.layout import Layout
 from dlm.inference.pages import PagePool
@@ -68,13 +70,35 @@ class Stepper:
         questions = [question for item, rows in asked for question in _questions(item, rows)]
         output_rows = _union([rows for question in questions for rows in question.rows])
         tapped = next((strategy.taps for strategy, _ in strategies if strategy.taps), ())
-        hidden = forward(ids, output_rows, tapped)
         self.nfe += 1
         self.rows += len(ids)
+        groups = rounds(questions, output_rows)
+        hidden = x = None
+        if not tapped and self.compute.graphs is not None:
+            hidden = self.compute.graphs.run(forward.layout, forward.arrays(ids, output_rows), output_rows, groups)
+        if hidden is None:  # one copy up, and kernel after kernel
+            x = self.compute.transfers.up(forward.arrays(ids, output_rows) | _arrays(groups))
+            hidden = forward(x, tapped)
         for strategy, mine in strategies:
             strategy.observe(mine, forward)
-        answers = dict(decide(self.network, forward.head, hidden, output_rows, questions))
+        found = [hidden] if isinstance(hidden, list) else self._decided(forward, hidden, groups, x)
+        answers = dict(answer for group, arrays in zip(groups, found, strict=True) for answer in group.decisions(arrays))
         return [(item.sequence, _settled(item.sequence, answers)) for item, _ in asked]
+
+    def _decided(
+        self, forward: Forward, hidden: Tensor, groups: list[Round], x: dict[str, Tensor] | None
+    ) -> list[list[np.ndarray]]:
+        """What the device computes of all rounds, read back together. `x` are their arrays, where they are up already."""
+        if not groups:
+            return []
+        if x is None:
+            x = self.compute.transfers.up(_arrays(groups))
+        parts = [
+            group.compute(self.network, forward.head, hidden, {name: x[f"{number} {name}"] for name in group.arrays})
+            for number, group in enumerate(groups)
+        ]
+        whole = iter(self.compute.transfers.down([y for part in parts for y in part]))
+        return [list(islice(whole, len(part))) for part in parts]
 
     def _lay_out(self, scheduled: list[Scheduled]) -> Forward:
         """The step's forward; that of the step before where nothing moved."""
@@ -82,6 +106,11 @@ class Stepper:
         if self._last is None or self._last[0] != key:
             self._last = key, self.compute.forward(Layout(scheduled, self.pool, self.network))
         return self._last[1]
+
+
+def _arrays(groups: list[Round]) -> dict[str, np.ndarray]:
+    """Those of all rounds, under a round's number and their names."""
+    return {f"{number} {name}": x for number, group in enumerate(groups) for name, x in group.arrays.items()}
 
 
 def _by_strategy(scheduled: list[Scheduled]) -> Iterator[tuple[Strategy, list[Scheduled]]]:
