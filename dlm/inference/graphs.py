@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dlm.inference.decide import Round
 from dlm.inference.forward import attend_of, products
-from dlm.inference.layout import Layout, rope_rows
+from dlm.inference.layout import Layout, lengthen_rope
 from dlm.inference.pages import PagePool
 from dlm.inference.recipe import Recipe
 from dlm.inference.transfers import packed, places_of, unpacked, views
@@ -211,10 +211,8 @@ class Graphs:
         return packed(found)
 
     def _keep_rope(self, layout: Layout) -> None:
-        """The table of all positions, which recordings read, reaches far enough and is where it was."""
-        furthest = max(layout.furthest, self.network.config.context_length - 1)
-        if layout.pool.rope is None or layout.pool.rope[0].shape[1] <= layout.furthest:
-            rope_rows(self.network, layout.pool, torch.zeros(1, dtype=torch.int64, device=layout.device), furthest)
+        """The table of rotations, which recordings read, reaches far enough and is where it was."""
+        lengthen_rope(self.network, layout.pool, layout.furthest)
         if self._rope is not layout.pool.rope:
             self._rope = layout.pool.rope
             self.clear()

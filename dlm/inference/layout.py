@@ -19,13 +19,15 @@ from dlm.models.transformer import Transformer
 
 def rope_rows(network: Transformer, pool: PagePool, positions: Int[Tensor, " n"], furthest: int) -> Rope | None:
     """cos and sin of these positions, (1, n, 1, r) each: rows of a table over all positions, made once a pool."""
-    if network.rope is None:
-        return None
-    if pool.rope is None or pool.rope[0].shape[1] <= furthest:
+    lengthen_rope(network, pool, furthest)
+    return None if pool.rope is None else (pool.rope[0].index_select(1, positions), pool.rope[1].index_select(1, positions))
+
+
+def lengthen_rope(network: Transformer, pool: PagePool, furthest: int) -> None:
+    """Have the pool's table of rotations reach so far."""
+    if network.rope is not None and (pool.rope is None or pool.rope[0].shape[1] <= furthest):
         all_positions = torch.arange(max(furthest + 1, 512) * 3 // 2, device=pool.k.device)
         pool.rope = network.rope_of(all_positions[None], network.embed.weight.dtype)
-    assert pool.rope is not None
-    return pool.rope[0].index_select(1, positions), pool.rope[1].index_select(1, positions)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dlm.inference.compute import Compute
 from dlm.inference.config import EngineConfig
 from dlm.inference.decide import Question, Round, rounds
 from dlm.inference.forward import Forward
-from dlm.inference.layout import Layout
+from dlm.inference.layout import Layout, lengthen_rope
 from dlm.inference.pages import PagePool
 from dlm.inference.scheduler import Scheduled
 from dlm.inference.sequence import Sequence
@@ -29,6 +29,8 @@ class Stepper:
 
     def __init__(self, lm: LM, pool: PagePool, config: EngineConfig) -> None:
         self.network, self.pool, self.compute = lm.network, pool, Compute(lm, config)
+        if lm.device.type == "cuda":  # now, since making it keeps the host waiting
+            lengthen_rope(lm.network, pool, lm.config.context_length)
         self.nfe = self.rows = 0
         self._last: tuple[tuple, Forward] | None = None
 
