@@ -21,6 +21,7 @@ from dlm.inference import compute, memory
 from dlm.inference.step import Stepper
 from dlm.kernels import paths, reference
 from dlm.kernels.c import native
+from dlm.kernels.spans import Spans
 from dlm.models import LM
 from dlm.models.packing import pack
 
@@ -161,17 +162,18 @@ class FakeGPU(TorchFunctionMode):
         fallback = getattr(reference, name)
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            args = tuple(replace(x) if isinstance(x, Spans) else x for x in args)  # without what it read before
             try:
                 return twin(*args, **kwargs)
             except AssertionError:
                 return fallback(*args, **kwargs)
 
         def launch(*args: Any, **kwargs: Any) -> Any:
-            given = [replace(x, **{k: _inner(v) for k, v in vars(x).items() if isinstance(v, Tensor)}) if hasattr(x, "max_queries") else _inner(x) for x in args]
+            given = [_inner(x) for x in args]
             named = {k: _inner(v) for k, v in kwargs.items()}
             with torch._C.DisableTorchFunction():
                 out = run(*given, **named)
-            results = [x for x in (vars(out).values() if hasattr(out, "first_token") else tree_flatten(out)[0])]
+            results = list(vars(out).values() if hasattr(out, "first_token") else tree_flatten(out)[0])
             results = [x.clone() if any(x is y for y in given) else x for x in results]
             self.now.launches += 1
             if self.tape is not None:
@@ -264,6 +266,8 @@ def _own(path: paths.Path, name: str) -> Any:
 def _inner(x: Any) -> Any:
     if isinstance(x, Remote):
         return x.inner
+    if isinstance(x, Spans):
+        return replace(x, **{name: _inner(y) for name, y in vars(x).items() if isinstance(y, Tensor)})
     return torch.device("cpu") if isinstance(x, torch.device) else x
 
 
