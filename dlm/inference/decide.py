@@ -35,14 +35,8 @@ def rounds(questions: Iterable[Question], wanted: np.ndarray) -> "list[Round]":
     """
     groups: dict[tuple, list[Question]] = {}
     for question in questions:
-        groups.setdefault(_kind(question.sequence), []).append(question)
+        groups.setdefault(question.sequence.kind, []).append(question)
     return [Round(group, wanted) for group in groups.values()]
-
-
-def _kind(seq: Sequence) -> tuple:
-    s = seq.decoding.settings
-    choice = s.temperature, s.top_k, s.top_p, s.cfg_scale, seq.strategy.judges(seq)
-    return seq.decoding.rule, *choice, s.edit_threshold, s.remask_threshold
 
 
 class Round:
@@ -69,7 +63,8 @@ class Round:
         )
         self.judged = first.strategy.judges(first)
         self.shape = len(group), max(len(seq.canvas.columns) for seq in self.seqs)
-        self.asked = self._grid([question.asked for question in group])
+        self.parts = [question.asked for question in group]
+        self.asked = self._grid(self.parts)
         self.at = np.flatnonzero(self.asked)
         self.masks = self._grid([seq.canvas.open_masks() for seq in self.seqs])
         self.rows = [_places([q.rows[branch] for q in group], wanted) for branch in range(len(group[0].rows))]
@@ -175,19 +170,17 @@ class Round:
 
     def _address(self) -> dict[str, np.ndarray]:
         facts = np.array([(seq.request.seed, seq.request.sample) for seq in self.seqs], np.int64)
-        seed, sample = facts[self.owner].T
-        places = self._listed([np.arange(seq.capacity) for seq in self.seqs])
-        parts = np.split(places, np.flatnonzero(np.diff(self.owner)) + 1)
-        owners = [self.seqs[i] for i in dict.fromkeys(self.owner.tolist())]
-        steps = [seq.strategy.luck(seq, part) for seq, part in zip(owners, parts, strict=True)]
-        return {"seed": seed, "sample": sample, "step": np.concatenate(steps), "position": places}
+        seed, sample = facts.repeat([np.count_nonzero(part) for part in self.parts], axis=0).T
+        places = [seq.canvas.columns[part] for seq, part in zip(self.seqs, self.parts, strict=True)]
+        steps = [seq.strategy.luck(seq, place) for seq, place in zip(self.seqs, places, strict=True)]
+        return {"seed": seed, "sample": sample, "step": np.concatenate(steps), "position": np.concatenate(places)}
 
     def _listed(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Of arrays over each canvas, the entries at the asked columns: (n,)."""
         return np.concatenate(
             [
-                a[seq.canvas.columns[self.column[self.owner == i]]]
-                for i, (seq, a) in enumerate(zip(self.seqs, arrays, strict=True))
+                array[seq.canvas.columns[part]]
+                for seq, array, part in zip(self.seqs, arrays, self.parts, strict=True)
             ]
         )
 
@@ -205,7 +198,7 @@ class Round:
     def _blocks(self) -> Iterator[tuple[OpenBlock, np.ndarray]]:
         """Open blocks that are asked about, and at which of their positions."""
         for i, seq in enumerate(self.seqs):
-            position = seq.canvas.columns[self.column[self.owner == i]]
+            position = seq.canvas.columns[self.parts[i]]
             for block in seq.canvas.open:
                 own = position[np.isin(position, block.positions)]
                 if len(own):

@@ -60,7 +60,7 @@ class Bucket:
         size = layout.pool.page_size
         pages = doubled(positions, max(POSITIONS, size)) // size
         states = min(rows, doubled(len(output_rows), FEW))
-        sizes = rows, doubled(len(layout.pieces)), doubled(longest, 16), pages, states
+        sizes = rows, doubled(len(layout.parts)), doubled(longest, 16), pages, states
         if round_ is None:
             return cls(None, *sizes)
         asked = states if round_.rows[0] is None else min(rows, doubled(len(round_.at), FEW))
@@ -125,7 +125,7 @@ class Recording:
     def of(cls, bucket: Bucket, device: torch.device) -> "Recording":
         blank = bucket.blank()
         places, size = places_of(blank)
-        host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         there = torch.empty(size, dtype=torch.uint8, device=device)
         bytes_ = host.numpy()
         memory = {n: bytes_[places[n] : places[n] + a.nbytes].view(a.dtype).reshape(a.shape) for n, a in blank.items()}

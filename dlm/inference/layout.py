@@ -55,8 +55,6 @@ class Part:
     """-1 where nothing is written."""
     pages: np.ndarray
     """int32, those of its visible keys."""
-    table: tuple[int, ...]
-    """The same pages."""
     visible: int
     block: int | None
 
@@ -77,7 +75,7 @@ def parts_of(item: Scheduled, pool: PagePool, attention_block: int | Literal["ow
         pages = np.asarray(table, np.int64)
         slots = np.where(kept, pages[at // size] * size + at % size, -1)
         seen = table[: pool.pages_for(span.visible)]
-        parts.append(Part(at, slots, np.asarray(seen, np.int32), tuple(seen), span.visible, block))
+        parts.append(Part(at, slots, np.asarray(seen, np.int32), span.visible, block))
     seq.pages.laid = key, parts
     return parts
 
@@ -96,21 +94,19 @@ class Layout:
         self.pool, self.network, self.device = pool, network, pool.k.device
         self.first_rows: dict[int, int] = {}
         """Of each request, by its number: the first row of its first branch."""
-        self.pieces: list[Piece] = []
         self.starts: list[list[int]] = []
         """First row of each branch of each scheduled request."""
-        parts: list[Part] = []
+        self.parts: list[Part] = []
         row = 0
         for item in scheduled:
             firsts = []
             for part in parts_of(item, pool, attention_block):
-                self.pieces.append(Piece(row, row + len(part.positions), part.visible, part.table, part.block))
                 firsts.append(row)
                 row += len(part.positions)
-                parts.append(part)
+                self.parts.append(part)
             self.starts.append(firsts)
             self.first_rows[item.sequence.number] = firsts[0]
-        self.rows, self.parts = row, parts
+        self.rows, parts = row, self.parts
         self.host_positions = np.concatenate([part.positions for part in parts])
         self.host_slots = np.concatenate([part.slots for part in parts])
         self.furthest = int(self.host_positions.max())
@@ -121,6 +117,15 @@ class Layout:
         if self.device.type != "cuda":
             return tensor.to(self.device)
         return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """One for each branch of each request."""
+        firsts = [start for starts in self.starts for start in starts]
+        return [
+            Piece(first, first + len(part.positions), part.visible, tuple(part.pages.tolist()), part.block)
+            for first, part in zip(firsts, self.parts, strict=True)
+        ]
 
     @cached_property
     def positions(self) -> Int[Tensor, " n"]:
@@ -149,15 +154,15 @@ class Layout:
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """What `Inputs` are made of."""
-        pieces, parts = self.pieces, self.parts
-        starts, lengths = np.zeros(len(pieces) + 1, np.int32), np.zeros(len(pieces), np.int32)
-        tables = np.zeros((len(pieces), max(len(part.pages) for part in parts)), np.int32)
-        for i, part in enumerate(parts):
-            starts[i + 1] = pieces[i].stop
-            lengths[i] = part.block or 0
-            tables[i, : len(part.pages)] = part.pages
+        parts = self.parts
+        starts, lengths = np.zeros(len(parts) + 1, np.int32), [part.block or 0 for part in parts]
+        np.cumsum([len(part.positions) for part in parts], out=starts[1:])
+        tables = np.zeros((len(parts), max(len(part.pages) for part in parts)), np.int32)
+        for table, part in zip(tables, parts, strict=True):
+            table[: len(part.pages)] = part.pages
         visible = np.array([part.visible for part in parts], np.int32)
-        found = {"starts": starts, "visible": visible, "tables": tables, "block_lengths": lengths}
+        found = {"starts": starts, "visible": visible, "tables": tables}
+        found["block_lengths"] = np.array(lengths, np.int32)
         return {"positions": self.host_positions, "slots": self.host_slots, **found}
 
     @cached_property

@@ -44,8 +44,9 @@ class PageTable:
 
     def grow(self, pool: PagePool, pages: int) -> bool:
         """So many pages in each branch; False, and nothing changed, when the pool has not enough."""
-        if self.missing(pages) > pool.free:
-            return False
+        missing = self.missing(pages)
+        if missing == 0 or missing > pool.free:
+            return missing == 0
         for table in self.tables:
             new = pool.allocate(max(0, pages - len(table)), table[-1] if table else None)
             assert new is not None

@@ -60,13 +60,8 @@ class Stepper:
 
     def _forward(self, scheduled: list[Scheduled], strategies: list[tuple[Strategy, list[Scheduled]]]) -> list[Result]:
         forward = self._lay_out(scheduled)
-        ids = np.concatenate(
-            [
-                item.sequence.tokens(branch)[np.asarray(item.span.positions)]
-                for item in scheduled
-                for branch in range(item.sequence.branches)
-            ]
-        )
+        shown = [_shown(item, branch) for item in scheduled for branch in range(item.sequence.branches)]
+        ids = np.concatenate(shown)
         starts = forward.layout.starts
         asked = [(item, rows) for item, rows in zip(scheduled, starts, strict=True) if item.span.decides]
         questions = [question for item, rows in asked for question in _questions(item, rows)]
@@ -115,6 +110,14 @@ def _arrays(groups: list[Round]) -> dict[str, np.ndarray]:
     return {f"{number} {name}": x for number, group in enumerate(groups) for name, x in group.arrays.items()}
 
 
+def _shown(item: Scheduled, branch: int) -> np.ndarray:
+    """The tokens of a span."""
+    tokens, positions = item.sequence.tokens(branch), item.span.positions
+    if isinstance(positions, range) and positions.step == 1:
+        return tokens[positions.start : positions.stop]
+    return tokens[np.asarray(positions)]
+
+
 def _by_strategy(scheduled: list[Scheduled]) -> Iterator[tuple[Strategy, list[Scheduled]]]:
     for strategy in {id(item.sequence.strategy): item.sequence.strategy for item in scheduled}.values():
         yield strategy, [item for item in scheduled if item.sequence.strategy is strategy]
@@ -143,7 +146,7 @@ def _settled(seq: Sequence, answers: dict[Sequence, Decision | BrokenLogits]) ->
 
 def _union(rows: list[np.ndarray]) -> np.ndarray:
     """All rows once, ascending. Never empty: a forward needs at least one row."""
-    if len(rows) == 1 and len(rows[0]) and (rows[0][1:] > rows[0][:-1]).all():
-        return rows[0]
-    together = np.unique(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
+    together = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    if not (together[1:] > together[:-1]).all():
+        together = np.unique(together)
     return together if len(together) else np.zeros(1, np.int64)
