@@ -63,7 +63,7 @@ class Signals:
         """The two highest p and their tokens; the mask token is no candidate."""
         p = self.probabilities
         if self.mask_id is not None:
-            p = p.index_fill(-1, torch.tensor([self.mask_id], device=p.device), -1.0)
+            p = p.index_fill(-1, torch.full((1,), self.mask_id, device=p.device), -1.0)
         first = p.argmax(-1, keepdim=True)  # unlike topk, the lowest id among equals
         second = p.scatter(-1, first, -1.0).argmax(-1, keepdim=True)
         both = torch.cat((first, second), dim=-1)
@@ -101,7 +101,7 @@ def choose(
     if temperature > 0:
         candidates = logits
         if mask_id is not None:
-            candidates = logits.index_fill(-1, torch.tensor([mask_id], device=logits.device), float("-inf"))
+            candidates = logits.index_fill(-1, torch.full((1,), mask_id, device=logits.device), float("-inf"))
         logits, candidates = _scale(logits, temperature), _scale(candidates, temperature)
         if top_k is not None or top_p is not None:
             logits = candidates = truncate(candidates, top_k, top_p)

@@ -177,7 +177,7 @@ class Credit(Threshold):
         logits = logits.float()
         p = logits.softmax(-1)
         if mask_id is not None:
-            p = p.index_fill(-1, torch.tensor([mask_id], device=p.device), -1.0)
+            p = p.index_fill(-1, torch.full((1,), mask_id, device=p.device), -1.0)
         favourite = p.argmax(-1, keepdim=True)
         earned = p.gather(-1, favourite).clamp(min=0) ** self.power
         memory = (memory * self.decay).scatter_add(-1, favourite, earned)

@@ -2,24 +2,19 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlm.inference.layout import Layout
+from dlm.inference.pages import PagePool
 from dlm.kernels.dispatch import paged_attention, rope_write
-from dlm.kernels.paths import Path
-from dlm.models.attention import Attend, rotate_into
+from dlm.kernels.spans import Spans
+from dlm.models.attention import Attend, Rope, rotate_into
 
 
-def paged_attend(layout: Layout, path: Path) -> Attend:
-    """The `Attend` of a layout: the path's kernels where it has any, torch's attention on views of the pool elsewhere."""
-    return _kernels(layout) if path.paged else _views(layout)
-
-
-def _kernels(layout: Layout) -> Attend:
-    """Two launches a layer: rotate and write, then attend."""
-    pool, spans, slots = layout.pool, layout.spans, layout.slots
-    cos, sin = (None, None) if layout.rope is None else (table[0, :, 0] for table in layout.rope)
+def paged_attend(pool: PagePool, rope: Rope | None, slots: Int[Tensor, " n"], spans: Spans) -> Attend:
+    """By the path's kernels, two launches a layer: rotate and write, then attend."""
+    cos, sin = (None, None) if rope is None else (table[0, :, 0] for table in rope)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = pool.k[layer], pool.v[layer]
@@ -29,8 +24,8 @@ def _kernels(layout: Layout) -> Attend:
     return attend
 
 
-def _views(layout: Layout) -> Attend:
-    """A request's pages that are neighbours are one view of the pool: nothing is gathered.
+def viewed_attend(layout: Layout) -> Attend:
+    """By torch's attention. A request's pages that are neighbours are one view of the pool: nothing is gathered.
 
     All views are taken once, since a layout serves every step of a block.
     """

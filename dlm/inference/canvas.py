@@ -29,6 +29,10 @@ class OpenBlock:
     memory: "Tensor | None" = None
     """What a decode rule remembers of it, (l, v)."""
 
+    def __post_init__(self) -> None:
+        self.where = run_of(self.positions)
+        """The same positions, to index with."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -75,6 +79,10 @@ class Canvas:
         """The first generated position, and one past the last (equal when infilling)."""
         self.open: list[OpenBlock] = []
         self.columns = np.zeros(0, np.int64)
+        self.window: slice | np.ndarray = slice(0, 0)
+        """The columns, to index with."""
+        self.real = np.zeros(0, bool)
+        """Which columns are no GAP."""
 
     @property
     def capacity(self) -> int:
@@ -103,12 +111,12 @@ class Canvas:
 
     def open_masks(self) -> np.ndarray:
         """Which columns are masked, (w,)."""
-        return self.masked[self.columns] & (self.columns != GAP)
+        return self.masked[self.window] & self.real
 
     def unfinished(self) -> np.ndarray:
         """Which columns belong to a block that is not closed, (w,)."""
         if len(self.open) == 1:
-            return self.columns != GAP
+            return self.real
         return np.isin(self.columns, np.concatenate([block.positions for block in self.open if not block.closed]))
 
     def open_block(self, block: "Block", step: int) -> bool:
@@ -131,8 +139,9 @@ class Canvas:
         With `post_edits` a block without masks stays open until a step changes nothing in it, so many steps at most.
         Returns the first position whose token was not final when the step's keys were computed.
         """
-        had_masks = [bool(self.masked[block.positions].any()) for block in self.open]
+        had_masks = [post_edits is not None and bool(self.masked[block.where].any()) for block in self.open]
         first, columns, changed = self.first_mask, self.columns, decision.commit
+        committed = columns[changed]
         edited = np.zeros(0, np.int64)
         if decision.edited is not None and decision.remasked is not None:
             changed = changed | decision.edited
@@ -141,11 +150,11 @@ class Canvas:
         if decision.drafted is not None:  # keys of drafts that were kept are final
             waiting = columns[~(decision.commit & (decision.drafted == decision.token))]
             first = min([*waiting[self.masked[waiting]].tolist(), self.capacity])
-        self.tokens[columns[changed]] = decision.token[changed]
-        self.when[columns[decision.commit]] = step
+        self.tokens[committed if changed is decision.commit else columns[changed]] = decision.token[changed]
+        self.when[committed] = step
         if self.confidence is not None and decision.confidence is not None:
             self.confidence[columns[changed]] = decision.confidence[changed]
-        self.masked[columns[decision.commit]] = False
+        self.masked[committed] = False
         if decision.remasked is not None:
             back = columns[decision.remasked]
             self.masked[back], self.remasks[back] = True, self.remasks[back] + 1
@@ -160,6 +169,8 @@ class Canvas:
         end = min(self.length, self.end)
         if until is not None:
             end = min(end, until)
+        if start >= end or self.masked[start]:
+            return []
         masks = np.flatnonzero(self.masked[start:end])
         return self.tokens[start : start + masks[0] if len(masks) else end].tolist()
 
@@ -175,7 +186,7 @@ class Canvas:
         return tokens
 
     def _is_finished(self, block: OpenBlock, had_masks: bool, edited: bool, post_edits: int | None) -> bool:
-        if self.masked[block.positions].any():
+        if self.masked[block.where].any():
             return False
         if post_edits is not None:
             block.post_edits += not had_masks
@@ -190,3 +201,10 @@ class Canvas:
         if positions[-1] - positions[0] >= len(positions):
             gaps = np.flatnonzero(np.diff(positions) != 1) + 1
             self.columns = np.insert(positions, gaps, GAP)
+        self.real, self.window = self.columns != GAP, run_of(self.columns)
+
+
+def run_of(positions: np.ndarray) -> slice | np.ndarray:
+    """Positions to index with: a slice, which is a view, where they are neighbours in ascending order."""
+    first, count = int(positions[0]), len(positions)
+    return slice(first, first + count) if (np.diff(positions) == 1).all() else positions

@@ -4,9 +4,11 @@ from contextlib import AbstractContextManager
 
 from dlm.errors import UserError
 from dlm.inference.config import EngineConfig
-from dlm.inference.forward import Forward, cuda_graph
+from dlm.inference.forward import Forward
 from dlm.inference.fused import FusedLayers, forget, frozen_layers
+from dlm.inference.graphs import Graphs, cuda_graphs
 from dlm.inference.layout import Layout
+from dlm.inference.transfers import Transfers
 from dlm.kernels.paths import computing_with, find
 from dlm.models import fingerprint
 from dlm.models.lm import LM
@@ -19,13 +21,18 @@ class Compute:
     def __init__(self, lm: LM, config: EngineConfig) -> None:
         self.lm, self.deterministic = lm, config.deterministic
         self.path = find(config.kernels, lm.device, lm.dtype)
-        self.capture = cuda_graph if config.cuda_graphs and lm.device.type == "cuda" else None
+        self.transfers = Transfers(lm.device)
+        self.graphs: Graphs | None = None
+        if config.cuda_graphs and self.path.paged and lm.device.type == "cuda" and lm.network.group is None:
+            self.graphs = Graphs(lm.network, self.path, self.deterministic, cuda_graphs())
         self._freeze()
 
     def reload(self) -> None:
         """Take the weights as they are now, whatever was written to them and how."""
         forget(self.lm.network)
         fingerprint.forget(self.lm.network)
+        if self.graphs is not None:
+            self.graphs.clear()
         self._freeze()
 
     def check(self) -> None:
@@ -35,7 +42,7 @@ class Compute:
 
     def forward(self, layout: Layout) -> Forward:
         """The network over one layout."""
-        return Forward(self.lm.network, layout, self.path, self.fused, self.capture, self.deterministic)
+        return Forward(self.lm.network, layout, self.path, self.fused, self.deterministic)
 
     def running(self) -> AbstractContextManager[None]:
         """Enter it around a step: kernels then take this path."""

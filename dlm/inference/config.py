@@ -227,7 +227,8 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "slower. On a CPU, plain networks in fp32 are always so, at no price.",
     )
     cuda_graphs: bool = Field(
-        default=False, description="Record a block's step once and replay it; saves the host's launches, on CUDA only."
+        default=True,
+        description="Record steps of a size once and replay them: saves the host's launches, where Triton computes on CUDA.",
     )
 
     def with_cache(self, cache: str) -> "EngineConfig":

@@ -27,6 +27,7 @@ from dlm.inference.request import Generation, Interrupted, StepEvent
 from dlm.inference.sequence import Script, Sequence
 from dlm.inference.spans import cache_of
 from dlm.inference.texts import TextStream, partial_of
+from dlm.inference.warming import Progress, warm_up
 from dlm.models.lm import LM
 from dlm.models.required import require_lm
 from dlm.models.subnormals import subnormals_as_zeros
@@ -331,6 +332,22 @@ class Engine:
             for name in [name for name, seq in list(self.batch.sequences.items()) if seq.log is log]:
                 self.cancel(name)
         return [results[seq.request_id] for seq in log.requests]
+
+    def warm_up(
+        self,
+        *,
+        batches: Sized[int] | None = None,
+        lengths: Sized[int] = (64,),
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> int:
+        """Compile kernels and record graphs now rather than at the first requests; returns how many graphs there are.
+
+        Decodes each of `batches` (1, 2, 4 … max_num_requests) prompts of each of `lengths` tokens, by settings that are
+        those of `generate`. Requests of other settings, or longer ones, are recorded as they come. `progress` is called
+        with how many batches are done, and of how many. Nothing of it is traced or counted.
+        """
+        return warm_up(self, batches, lengths, progress, settings)
 
     def stats(self) -> Stats:
         """What the engine has done so far, and what it holds now."""

@@ -1,6 +1,6 @@
-"""The network over one layout: on a CPU in one call of C, on a GPU as a CUDA graph once it lasts."""
+"""The network over one layout: on a CPU in one call of C, elsewhere module by module over the pages."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
@@ -9,27 +9,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dlm.inference.attend import paged_attend
+from dlm.inference.attend import paged_attend, viewed_attend
 from dlm.inference.fused import FusedLayers
-from dlm.inference.layout import Layout
+from dlm.inference.layout import Layout, rope_rows
+from dlm.inference.pages import PagePool
 from dlm.kernels.paths import Path
+from dlm.kernels.spans import Spans
 from dlm.models.attention import Attend
 from dlm.models.deterministic import FixedRows
 from dlm.models.transformer import Transformer
 
-Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""A computation -> what runs it again, and the tensor its result is in afterwards."""
-AFTER = 2
-"""Forwards of a layout before it is recorded. They also compile its kernels, which a recording must not."""
-
 
 class Forward:
-    """Final hidden states of some of a layout's rows, for any tokens in them.
-
-    A block is denoised in many steps of the same spans, and all that such steps share, tables and positions included,
-    is in the layout's own tensors: one recording serves them, of whatever shape, without padding. Launching a layer's
-    kernels one by one costs the host more than a GPU needs to run them when rows are few.
-    """
+    """Final hidden states of some of a layout's rows, for any tokens in them."""
 
     def __init__(
         self,
@@ -37,70 +29,71 @@ class Forward:
         layout: Layout,
         path: Path,
         fused: FusedLayers | None = None,
-        capture: Capture | None = None,
         deterministic: bool = False,
     ) -> None:
         self.network, self.layout, self.path, self.fused = network, layout, path, fused
-        self.capture, self.deterministic = capture, deterministic
-        self.runs = 0
-        self.recorded: tuple[Callable[[], None], Tensor] | None = None
-        self.ids: Tensor | None = None
+        self.deterministic = deterministic
+        self.travels = path.paged and layout.device.type == "cuda"
+        """Whether the layout goes up with each step's tokens; elsewhere it keeps tensors of its own."""
         self.taps: Tensor | None = None
         """Of the last call, (n, m, d): outputs of its tapped layers, of all rows."""
 
-    def __call__(self, ids: np.ndarray, output_rows: np.ndarray, tapped: tuple[int, ...] = ()) -> Float[Tensor, "w d"]:
-        """`ids` are (n,), the layout's rows in order; `output_rows` are (w,), those whose states come back, w > 0.
+    def arrays(self, ids: np.ndarray, output_rows: np.ndarray) -> dict[str, np.ndarray]:
+        """What `__call__` reads: `ids` are (n,), the layout's rows in order; `output_rows` are (w,), those whose states
+        come back, in ascending order, w > 0."""
+        given = {"ids": ids, "rows": output_rows}
+        return given | self.layout.arrays if self.travels else given
 
-        `tapped` are layers whose outputs are kept in `taps`. The next call may overwrite the result.
-        """
-        given, rows = self.layout.upload(ids), self.layout.upload(output_rows)
+    def __call__(self, x: Mapping[str, Tensor], tapped: tuple[int, ...] = ()) -> Float[Tensor, "w d"]:
+        """`tapped` are layers whose outputs are kept in `taps`. The next call may overwrite the result."""
         if self.fused is not None:
-            hidden = self.fused(self.layout, given, rows, tapped)
+            hidden = self.fused(self.layout, x["ids"], x["rows"], tapped)
             self.taps = self.fused.taps
             return hidden
-        if tapped:  # a request that is drafted for has other spans in each step: nothing to record
-            return self._hidden(given, tapped=tapped)[rows]
-        if self.capture is None:
-            return self._hidden(given, rows)
-        self.runs += 1
-        if self.runs <= AFTER:
-            return self._hidden(given)[rows]
-        if self.recorded is None:
-            fixed = self.ids = given.clone()
-            self.recorded = self.capture(lambda: self._hidden(fixed))
-        assert self.ids is not None
-        replay, hidden = self.recorded
-        self.ids.copy_(given)
-        replay()
-        return hidden[rows]
+        taps: dict[int, Tensor] = {}
+        if self.travels:
+            attend, positions = attend_of(self.network, self.layout.pool, x, self.layout.most, self.layout.furthest)
+        else:
+            attend, positions = self.attend, self.layout.positions
+        with products(self.deterministic):
+            hidden = self.network.hidden(
+                x["ids"],
+                positions,
+                attend=attend,
+                output_rows=None if tapped else x["rows"],
+                taps=taps if tapped else None,
+            )
+        self.taps = torch.stack([taps[number] for number in tapped], dim=1) if tapped else None
+        return hidden.index_select(0, x["rows"]) if tapped else hidden
 
     def head(self, hidden: Float[Tensor, "w d"]) -> Float[Tensor, "w v"]:
         """Logits of the states that the last call gave."""
         if self.fused is not None:
             return self.fused.head(hidden)
-        with self._products():
+        with products(self.deterministic):
             return self.network.head(hidden)
 
     @cached_property
     def attend(self) -> Attend:
-        return paged_attend(self.layout, self.path)
-
-    def _hidden(self, ids: Tensor, output_rows: Tensor | None = None, tapped: tuple[int, ...] = ()) -> Tensor:
-        taps: dict[int, Tensor] = {}
-        with self._products():
-            hidden = self.network.hidden(
-                ids, self.layout.positions, attend=self.attend, output_rows=output_rows, taps=taps if tapped else None
-            )
-        self.taps = torch.stack([taps[number] for number in tapped], dim=1) if tapped else None
-        return hidden
-
-    def _products(self) -> AbstractContextManager[object]:
-        return FixedRows() if self.deterministic else nullcontext()
+        layout = self.layout
+        if not self.path.paged:
+            return viewed_attend(layout)
+        return paged_attend(layout.pool, layout.rope, layout.slots, layout.spans)
 
 
-def cuda_graph(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Record what `run` launches."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = run()
-    return graph.replay, result
+def attend_of(
+    network: Transformer, pool: PagePool, x: Mapping[str, Tensor], most: tuple[int, int], furthest: int
+) -> tuple[Attend, Tensor]:
+    """Attention by a layout's `arrays` on the device, and its positions. `most` and `furthest` are upper bounds."""
+    spans = Spans(
+        **{name: x[name] for name in ("starts", "positions", "visible", "tables", "block_lengths")},
+        max_queries=most[0],
+        max_visible=most[1],
+    )
+    rope = rope_rows(network, pool, x["positions"], furthest)
+    return paged_attend(pool, rope, x["slots"], spans), x["positions"]
+
+
+def products(deterministic: bool) -> AbstractContextManager[object]:
+    """Matrix products that do not depend on the batch, where that is asked for."""
+    return FixedRows() if deterministic else nullcontext()

@@ -19,13 +19,15 @@ from dlm.models.transformer import Transformer
 
 def rope_rows(network: Transformer, pool: PagePool, positions: Int[Tensor, " n"], furthest: int) -> Rope | None:
     """cos and sin of these positions, (1, n, 1, r) each: rows of a table over all positions, made once a pool."""
-    if network.rope is None:
-        return None
-    if pool.rope is None or pool.rope[0].shape[1] <= furthest:
+    lengthen_rope(network, pool, furthest)
+    return None if pool.rope is None else (pool.rope[0].index_select(1, positions), pool.rope[1].index_select(1, positions))
+
+
+def lengthen_rope(network: Transformer, pool: PagePool, furthest: int) -> None:
+    """Have the pool's table of rotations reach so far."""
+    if network.rope is not None and (pool.rope is None or pool.rope[0].shape[1] <= furthest):
         all_positions = torch.arange(max(furthest + 1, 512) * 3 // 2, device=pool.k.device)
         pool.rope = network.rope_of(all_positions[None], network.embed.weight.dtype)
-    assert pool.rope is not None
-    return pool.rope[0].index_select(1, positions), pool.rope[1].index_select(1, positions)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,40 @@ class Piece:
         return self.table == tuple(range(self.table[0], self.table[0] + len(self.table)))
 
 
+@dataclass(frozen=True)
+class Part:
+    """One branch of one request, wherever it comes to stand among the rows."""
+
+    positions: np.ndarray
+    slots: np.ndarray
+    """-1 where nothing is written."""
+    pages: np.ndarray
+    """int32, those of its visible keys."""
+    visible: int
+    block: int | None
+
+
+def parts_of(item: Scheduled, pool: PagePool, attention_block: int | Literal["own"] | None = "own") -> list[Part]:
+    """A part for each branch; those of the step before where the request runs the same."""
+    seq, span = item.sequence, item.span
+    block = seq.attention_block if attention_block == "own" else attention_block
+    key = pool, seq.pages.version, span, block
+    if seq.pages.laid is not None and seq.pages.laid[0] == key:
+        return seq.pages.laid[1]
+    at, size = np.fromiter(span.positions, np.int64, len(span.positions)), pool.page_size
+    kept = at >= span.silent
+    if span.unwritten:
+        kept &= ~np.isin(at, list(span.unwritten))
+    parts = []
+    for table in seq.pages.tables:
+        pages = np.asarray(table, np.int64)
+        slots = np.where(kept, pages[at // size] * size + at % size, -1)
+        seen = table[: pool.pages_for(span.visible)]
+        parts.append(Part(at, slots, np.asarray(seen, np.int32), span.visible, block))
+    seq.pages.laid = key, parts
+    return parts
+
+
 class Layout:
     """All of a forward that does not depend on the tokens: steps that run the same spans share it."""
 
@@ -55,42 +91,51 @@ class Layout:
         attention_block: int | Literal["own"] | None = "own",
     ) -> None:
         """`attention_block` stands for that of the requests, where this network has another attention than the engine's."""
-        self.pool, self.device = pool, pool.k.device
+        self.pool, self.network, self.device = pool, network, pool.k.device
         self.first_rows: dict[int, int] = {}
         """Of each request, by its number: the first row of its first branch."""
-        self.pieces: list[Piece] = []
         self.starts: list[list[int]] = []
         """First row of each branch of each scheduled request."""
-        positions, slots = [], []
-        row, size = 0, pool.page_size
+        self.parts: list[Part] = []
+        row = 0
         for item in scheduled:
-            seq, span = item.sequence, item.span
-            at = np.fromiter(span.positions, np.int64, len(span.positions))
-            kept = at >= span.silent
-            if span.unwritten:
-                kept &= ~np.isin(at, list(span.unwritten))
             firsts = []
-            for table in seq.pages.tables:
-                pages = np.asarray(table, np.int64)
-                positions.append(at)
-                slots.append(np.where(kept, pages[at // size] * size + at % size, -1))
-                seen = tuple(table[: pool.pages_for(span.visible)])
-                block = seq.attention_block if attention_block == "own" else attention_block
-                self.pieces.append(Piece(row, row + len(at), span.visible, seen, block))
+            for part in parts_of(item, pool, attention_block):
                 firsts.append(row)
-                row += len(at)
+                row += len(part.positions)
+                self.parts.append(part)
             self.starts.append(firsts)
-            self.first_rows[seq.number] = firsts[0]
-        self.rows = row
-        self.host_positions, self.host_slots = np.concatenate(positions), np.concatenate(slots)
-        self.positions = self.upload(self.host_positions)
-        self.rope = rope_rows(network, pool, self.positions, int(self.host_positions.max()))
+            self.first_rows[item.sequence.number] = firsts[0]
+        self.rows, parts = row, self.parts
+        self.host_positions = np.concatenate([part.positions for part in parts])
+        self.host_slots = np.concatenate([part.slots for part in parts])
+        self.furthest = int(self.host_positions.max())
+        """The highest position."""
 
     def upload(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         if self.device.type != "cuda":
             return tensor.to(self.device)
         return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """One for each branch of each request."""
+        firsts = [start for starts in self.starts for start in starts]
+        return [
+            Piece(first, first + len(part.positions), part.visible, tuple(part.pages.tolist()), part.block)
+            for first, part in zip(firsts, self.parts, strict=True)
+        ]
+
+    @cached_property
+    def positions(self) -> Int[Tensor, " n"]:
+        """Of each row."""
+        return self.upload(self.host_positions)
+
+    @cached_property
+    def rope(self) -> Rope | None:
+        """cos and sin of the rows."""
+        return rope_rows(self.network, self.pool, self.positions, self.furthest)
 
     @cached_property
     def rotation(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
@@ -107,14 +152,34 @@ class Layout:
         return self.upload(self.host_slots)
 
     @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What `Inputs` are made of."""
+        parts = self.parts
+        starts, lengths = np.zeros(len(parts) + 1, np.int32), [part.block or 0 for part in parts]
+        np.cumsum([len(part.positions) for part in parts], out=starts[1:])
+        tables = np.zeros((len(parts), max(len(part.pages) for part in parts)), np.int32)
+        for table, part in zip(tables, parts, strict=True):
+            table[: len(part.pages)] = part.pages
+        visible = np.array([part.visible for part in parts], np.int32)
+        found = {"starts": starts, "visible": visible, "tables": tables}
+        found["block_lengths"] = np.array(lengths, np.int32)
+        return {"positions": self.host_positions, "slots": self.host_slots, **found}
+
+    @cached_property
+    def most(self) -> tuple[int, int]:
+        """Rows, and visible keys, of the largest piece."""
+        return max(len(part.positions) for part in self.parts), max(part.visible for part in self.parts)
+
+    @cached_property
     def spans(self) -> Spans:
         """The pieces as the kernels read them."""
-        return Spans.of(
-            [self.host_positions[piece.start : piece.stop].tolist() for piece in self.pieces],
-            [piece.visible for piece in self.pieces],
-            [piece.table for piece in self.pieces],
-            self.device,
-            [piece.attention_block or 0 for piece in self.pieces],
+        names = ("starts", "visible", "tables", "block_lengths")
+        rows, keys = self.most
+        return Spans(
+            positions=self.upload(self.host_positions.astype(np.int32)),
+            max_queries=rows,
+            max_visible=keys,
+            **{name: self.upload(self.arrays[name]) for name in names},
         )
 
     @cached_property

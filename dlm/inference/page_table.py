@@ -1,6 +1,7 @@
 """One request's pages: which it holds, and how far their keys are final."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from dlm.inference.pages import PagePool
 
@@ -23,6 +24,8 @@ class PageTable:
     """Exact cache: positions whose pages another request had filled, when this one began."""
     refreshed: int | None = None
     """Approximate caches: the step at which all keys were computed last; None when that is due."""
+    laid: tuple[Any, Any] | None = None
+    """How its rows lay in the latest forward; see `layout.parts_of`."""
     lingering: list[tuple[int, int]] = field(default_factory=list)
     """Approximate caches: first position of a finished block, and for how many steps it is still recomputed."""
 
@@ -33,7 +36,7 @@ class PageTable:
 
     def begin(self, pool: PagePool) -> None:
         """An empty list of pages for each branch."""
-        self.epoch = pool.epoch
+        self.epoch, self.laid = pool.epoch, None
         self.tables = [[] for _ in range(self.branches)]
         self.digests = [[] for _ in range(self.branches)]
 
@@ -43,8 +46,9 @@ class PageTable:
 
     def grow(self, pool: PagePool, pages: int) -> bool:
         """So many pages in each branch; False, and nothing changed, when the pool has not enough."""
-        if self.missing(pages) > pool.free:
-            return False
+        missing = self.missing(pages)
+        if missing == 0 or missing > pool.free:
+            return missing == 0
         for table in self.tables:
             new = pool.allocate(max(0, pages - len(table)), table[-1] if table else None)
             assert new is not None

@@ -83,15 +83,13 @@ class Scheduler:
         scheduled: list[Scheduled] = []
         budget = self.config.max_num_tokens
         for seq in sorted(self.running, key=lambda seq: (-seq.waited, seq.number)):
-            if seq not in self.running:
-                continue  # parked for one that stands before it
+            if seq.parked is not None:
+                continue  # for one that stands before it
             seq.waited += 1
             span = self._fit(seq, budget)
             if span is None:
                 continue
-            if not self._provide(
-                seq, max(span.visible, seq.strategy.reach(seq)), {item.sequence.number for item in scheduled}
-            ):
+            if not self._provide(seq, max(span.visible, seq.strategy.reach(seq)), scheduled):
                 continue
             budget -= len(span.positions) * seq.branches
             scheduled.append(Scheduled(seq, span))
@@ -151,9 +149,10 @@ class Scheduler:
             return min(seq.capacity, needed) * seq.branches
         return seq.capacity * seq.branches
 
-    def _provide(self, seq: Sequence, positions: int, busy: set[int]) -> bool:
+    def _provide(self, seq: Sequence, positions: int, scheduled: list[Scheduled]) -> bool:
         """Pages for so many positions; parks later arrivals, or the request itself, when there are not enough."""
         while not seq.pages.grow(self.pool, self.pool.pages_for(positions)):
+            busy = {item.sequence.number for item in scheduled}
             others = [other for other in self.running if other.number > seq.number and other.number not in busy]
             victim = max(others, key=lambda other: other.number, default=seq)
             self._park(victim)

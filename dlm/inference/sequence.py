@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -91,6 +92,13 @@ class Sequence:
     @property
     def request_id(self) -> str:
         return self.decoding.request.request_id
+
+    @cached_property
+    def kind(self) -> tuple:
+        """What requests must have in common to be decided together."""
+        s = self.decoding.settings
+        choice = s.temperature, s.top_k, s.top_p, s.cfg_scale, self.strategy.judges(self)
+        return self.decoding.rule, *choice, s.edit_threshold, s.remask_threshold
 
     @property
     def capacity(self) -> int:

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Sized
+from itertools import islice
 
 import numpy as np
+from torch import Tensor
 
 from dlm.diffusion.choose import BrokenLogits
 from dlm.inference.canvas import Decision
 from dlm.inference.compute import Compute
 from dlm.inference.config import EngineConfig
-from dlm.inference.decide import Question, decide
+from dlm.inference.decide import Question, Round, rounds
 from dlm.inference.forward import Forward
-from dlm.inference.layout import Layout
+from dlm.inference.layout import Layout, lengthen_rope
 from dlm.inference.pages import PagePool
 from dlm.inference.scheduler import Scheduled
 from dlm.inference.sequence import Sequence
@@ -27,6 +29,8 @@ class Stepper:
 
     def __init__(self, lm: LM, pool: PagePool, config: EngineConfig) -> None:
         self.network, self.pool, self.compute = lm.network, pool, Compute(lm, config)
+        if lm.device.type == "cuda":  # now, since making it keeps the host waiting
+            lengthen_rope(lm.network, pool, lm.config.context_length)
         self.nfe = self.rows = 0
         self._last: tuple[tuple, Forward] | None = None
 
@@ -56,25 +60,42 @@ class Stepper:
 
     def _forward(self, scheduled: list[Scheduled], strategies: list[tuple[Strategy, list[Scheduled]]]) -> list[Result]:
         forward = self._lay_out(scheduled)
-        ids = np.concatenate(
-            [
-                item.sequence.tokens(branch)[np.asarray(item.span.positions)]
-                for item in scheduled
-                for branch in range(item.sequence.branches)
-            ]
-        )
+        shown = [_shown(item, branch) for item in scheduled for branch in range(item.sequence.branches)]
+        ids = np.concatenate(shown)
         starts = forward.layout.starts
         asked = [(item, rows) for item, rows in zip(scheduled, starts, strict=True) if item.span.decides]
         questions = [question for item, rows in asked for question in _questions(item, rows)]
         output_rows = _union([rows for question in questions for rows in question.rows])
         tapped = next((strategy.taps for strategy, _ in strategies if strategy.taps), ())
-        hidden = forward(ids, output_rows, tapped)
         self.nfe += 1
         self.rows += len(ids)
+        groups = rounds(questions, output_rows)
+        hidden = x = None
+        if not tapped and self.compute.graphs is not None:
+            hidden = self.compute.graphs.run(forward.layout, forward.arrays(ids, output_rows), output_rows, groups)
+        if hidden is None:  # one copy up, and kernel after kernel
+            x = self.compute.transfers.up(forward.arrays(ids, output_rows) | _arrays(groups))
+            hidden = forward(x, tapped)
         for strategy, mine in strategies:
             strategy.observe(mine, forward)
-        answers = dict(decide(self.network, forward.head, hidden, output_rows, questions))
+        found = [hidden] if isinstance(hidden, list) else self._decided(forward, hidden, groups, x)
+        answers = dict(answer for group, arrays in zip(groups, found, strict=True) for answer in group.decisions(arrays))
         return [(item.sequence, _settled(item.sequence, answers)) for item, _ in asked]
+
+    def _decided(
+        self, forward: Forward, hidden: Tensor, groups: list[Round], x: dict[str, Tensor] | None
+    ) -> list[list[np.ndarray]]:
+        """What the device computes of all rounds, read back together. `x` are their arrays, where they are up already."""
+        if not groups:
+            return []
+        if x is None:
+            x = self.compute.transfers.up(_arrays(groups))
+        parts = [
+            group.compute(self.network, forward.head, hidden, {name: x[f"{number} {name}"] for name in group.arrays})
+            for number, group in enumerate(groups)
+        ]
+        whole = iter(self.compute.transfers.down([y for part in parts for y in part]))
+        return [list(islice(whole, len(part))) for part in parts]
 
     def _lay_out(self, scheduled: list[Scheduled]) -> Forward:
         """The step's forward; that of the step before where nothing moved."""
@@ -82,6 +103,19 @@ class Stepper:
         if self._last is None or self._last[0] != key:
             self._last = key, self.compute.forward(Layout(scheduled, self.pool, self.network))
         return self._last[1]
+
+
+def _arrays(groups: list[Round]) -> dict[str, np.ndarray]:
+    """Those of all rounds, under a round's number and their names."""
+    return {f"{number} {name}": x for number, group in enumerate(groups) for name, x in group.arrays.items()}
+
+
+def _shown(item: Scheduled, branch: int) -> np.ndarray:
+    """The tokens of a span."""
+    tokens, positions = item.sequence.tokens(branch), item.span.positions
+    if isinstance(positions, range) and positions.step == 1:
+        return tokens[positions.start : positions.stop]
+    return tokens[np.asarray(positions)]
 
 
 def _by_strategy(scheduled: list[Scheduled]) -> Iterator[tuple[Strategy, list[Scheduled]]]:
@@ -112,7 +146,7 @@ def _settled(seq: Sequence, answers: dict[Sequence, Decision | BrokenLogits]) ->
 
 def _union(rows: list[np.ndarray]) -> np.ndarray:
     """All rows once, ascending. Never empty: a forward needs at least one row."""
-    if len(rows) == 1 and len(rows[0]) and (rows[0][1:] > rows[0][:-1]).all():
-        return rows[0]
-    together = np.unique(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
+    together = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    if not (together[1:] > together[:-1]).all():
+        together = np.unique(together)
     return together if len(together) else np.zeros(1, np.int64)

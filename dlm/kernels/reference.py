@@ -92,7 +92,7 @@ def confidence(
     logits = logits.float()
     without = logits
     if mask_id is not None:
-        without = logits.index_fill(-1, torch.tensor([mask_id], device=logits.device), float("-inf"))
+        without = logits.index_fill(-1, torch.full((1,), mask_id, device=logits.device), float("-inf"))
     if not keep_mask:
         logits = without
     finite = ~(logits.isnan() | logits.isposinf()).any(-1) & without.isfinite().any(-1)

@@ -50,14 +50,15 @@ class Experts(nn.Module):
         for weight in (self.gate_up, self.down):
             nn.init.normal_(weight, std=config.initializer_range)
 
-    def forward(self, x: Float[Tensor, "m d"], counts: Int[Tensor, " e"]) -> Float[Tensor, "m d"]:
-        """`x` is sorted by expert; expert i owns the next counts[i] rows."""
-        if x.is_cuda and x.dtype == torch.bfloat16:  # one launch, and the counts never leave the device
-            ends = counts.cumsum(0).to(torch.int32)
+    def forward(self, x: Float[Tensor, "m d"], experts: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
+        """Each row through the matrices of its expert; `experts` ascend."""
+        numbers = torch.arange(len(self.down), device=x.device)
+        if x.is_cuda and x.dtype == torch.bfloat16:  # one launch, and the host never waits for the counts
+            ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
             gate, up = F.grouped_mm(x, self.gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
             return F.grouped_mm(F.silu(gate) * up, self.down.transpose(1, 2), offs=ends)
         pieces = []
-        for i, rows in enumerate(x.split(counts.tolist())):
+        for i, rows in enumerate(x.split(torch.bincount(experts, minlength=len(numbers)).tolist())):
             if len(rows):
                 gate, up = F.linear(rows, self.gate_up[i]).chunk(2, dim=-1)
                 pieces.append(F.linear(F.silu(gate) * up, self.down[i]))
@@ -92,9 +93,8 @@ class MoE(nn.Module):
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         flat = x.reshape(-1, x.shape[-1])
         chosen, weights = self.router(flat)  # (n, k)
-        order = chosen.flatten().argsort(stable=True)
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts.down))
-        sorted_out = self.experts(flat[order // chosen.shape[1]], counts)
+        experts, order = chosen.flatten().sort(stable=True)
+        sorted_out = self.experts(flat[order // chosen.shape[1]], experts)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
         # (n, k, d): each token's own experts side by side, so that the sum has a fixed order
         out = sorted_out[back].view(*chosen.shape, flat.shape[-1])

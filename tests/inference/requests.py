@@ -63,15 +63,15 @@ def tokens(results: list[dlm.Generation]) -> list[list[int]]:
 def logits(monkeypatch, lm, decodings, **engine) -> dict[str, list[torch.Tensor]]:
     """Of every request those of each step, decoded together."""
     seen: dict[str, list[torch.Tensor]] = {}
-    original = decide._logits
+    original = decide.Round.compute
 
-    def listening(network, head, hidden, wanted, group):
-        found = original(network, head, hidden, wanted, group)
-        for question, part in zip(group, found.split([int(q.asked.sum()) for q in group]), strict=True):
-            seen.setdefault(question.sequence.request.request_id, []).append(part.clone())
-        return found
+    def listening(self, network, head, hidden, x):
+        found = self.recipe.logits(network, head, hidden, x)
+        for seq, part in zip(self.seqs, found.split([int(asked.sum()) for asked in self.asked]), strict=True):
+            seen.setdefault(seq.request.request_id, []).append(part.clone())
+        return original(self, network, head, hidden, x)
 
     with monkeypatch.context() as patch:
-        patch.setattr(decide, "_logits", listening)
+        patch.setattr(decide.Round, "compute", listening)
         drive(lm, decodings, **engine)
     return seen

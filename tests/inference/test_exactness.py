@@ -6,10 +6,8 @@ import pytest
 import torch
 
 import dlm
-from dlm.inference import compute
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import continuations, infillings
-from dlm.inference.forward import Forward
 from dlm.kernels import reference as reference_kernels
 from dlm.kernels.c import native
 from dlm.kernels.paths import PATHS
@@ -186,23 +184,6 @@ def test_deterministic_logits_are_bit_for_bit_those_of_the_request_alone(family,
     for decoding in work:
         for name, steps in logits(monkeypatch, lm, [decoding], deterministic=True).items():
             assert all(torch.equal(a, b) for a, b in zip(steps, together[name], strict=True))
-
-
-def test_a_recorded_forward_gives_the_same_tokens_and_is_recorded_once_a_layout(monkeypatch):
-    lm = tiny_lm()
-    work = continuations(lm, prompts(5), SamplerConfig(gen_length=16, block_length=8, steps=16), where="")
-    plain = tokens(drive(lm, work, cache="dual"))
-    recorded = []
-
-    def record(run):  # as a CUDA graph does: the same tensors every time, whatever they hold by then
-        result = torch.empty_like(run())
-        recorded.append(result.shape)
-        return lambda: result.copy_(run()), result
-
-    monkeypatch.setattr(compute, "Forward", lambda *given: Forward(*given[:3], capture=record))
-    engine = dlm.Engine(lm, cache="dual")
-    assert tokens(engine.run(work)) == plain
-    assert len(recorded) == 2 and engine.stats().nfe == 16  # one a block
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -105,7 +105,7 @@ class DFlash(Plain):
         path = self.compute.path
         if self.draft.config.plain:
             forward = Forward(self.body, layout, path, self.fused, deterministic=self.compute.deterministic)
-            hidden = forward(ids, rows)
+            hidden = forward(self.compute.transfers.up(forward.arrays(ids, rows)))
             return hidden, self.draft.scaled(forward.head(hidden))
         embedded = self.draft.embedded(layout.upload(ids))
         hidden = self.draft.run(embedded, self._attend(layout), layout.upload(place))[layout.upload(rows)]

@@ -63,7 +63,7 @@ class Block:
     def asks(self, seq: "Sequence") -> np.ndarray:
         """The masks; everything in open blocks where committed tokens may still change."""
         columns = seq.canvas.unfinished()
-        return columns if seq.revises else columns & seq.canvas.masked[seq.canvas.columns]
+        return columns if seq.revises else columns & seq.canvas.open_masks()
 
     def luck(self, seq: "Sequence", positions: np.ndarray) -> np.ndarray:
         return np.full(len(positions), seq.step)

@@ -1,0 +1,231 @@
+"""Recorded steps: on a GPU one CUDA graph serves all steps of a bucket, from tokens in to decisions out.
+
+Launching a layer's kernels one by one costs the host more than a GPU needs to run them when rows are few. Every number
+that a step's kernels read lies in one static buffer, padded to the bucket's sizes: spans of no rows, rows that write no
+keys and decide nothing. Padding changes no result, so neither does the choice of a bucket.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlm.inference.decide import Round
+from dlm.inference.forward import attend_of, products
+from dlm.inference.layout import Layout, lengthen_rope
+from dlm.inference.pages import PagePool
+from dlm.inference.recipe import Recipe
+from dlm.inference.transfers import packed, places_of, unpacked, views
+from dlm.kernels.paths import Path
+from dlm.models.transformer import Transformer
+
+Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+"""A computation -> what runs it again, and the tensor its result is in afterwards."""
+ROWS = 2048
+"""Steps of more rows than this keep a GPU busy longer than the host needs to launch them."""
+FEW = 64
+"""Up to so many rows a product costs what reading its weights costs: rows of the head are not counted more finely."""
+POSITIONS = 1024
+"""Page tables are sized for so many positions, or twice as many, and so on."""
+MOST = 256
+"""Graphs that are kept, the latest used."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The sizes of a step's arrays, rounded up, and what is decided in it."""
+
+    recipe: Recipe | None
+    """None: the step ends with hidden states."""
+    rows: int
+    spans: int
+    longest: int
+    """Rows of the largest span."""
+    pages: int
+    states: int
+    """Rows whose states are needed."""
+    asked: int = 0
+    requests: int = 0
+    columns: int = 0
+
+    @classmethod
+    def of(cls, layout: Layout, output_rows: np.ndarray, round_: Round | None) -> "Bucket | None":
+        """That of a step; None where it is too large for any."""
+        rows = rounded(layout.rows, 16)
+        if rows > ROWS:
+            return None
+        longest, positions = layout.most
+        size = layout.pool.page_size
+        pages = doubled(positions, max(POSITIONS, size)) // size
+        states = min(rows, doubled(len(output_rows), FEW))
+        sizes = rows, doubled(len(layout.parts)), doubled(longest, 16), pages, states
+        if round_ is None:
+            return cls(None, *sizes)
+        asked = states if round_.rows[0] is None else min(rows, doubled(len(round_.at), FEW))
+        return cls(round_.recipe, *sizes, asked, *map(doubled, round_.shape))
+
+    def blank(self) -> dict[str, np.ndarray]:
+        """Its arrays with nothing in them: what padding holds."""
+        n, b = self.rows, self.spans
+        found = {"ids": np.zeros(n, np.int64), "rows": np.zeros(self.states, np.int64)}
+        found |= {"positions": np.zeros(n, np.int64), "slots": np.full(n, -1)}
+        found |= {"starts": np.zeros(b + 1, np.int32), "visible": np.zeros(b, np.int32)}
+        found |= {"tables": np.zeros((b, self.pages), np.int32), "block_lengths": np.zeros(b, np.int32)}
+        if (recipe := self.recipe) is None:
+            return found
+        grid, listed = (self.requests, self.columns), np.zeros(self.asked, np.int64)
+        found |= {"at": np.full(self.asked, self.requests * self.columns)}  # past the grid's end: dropped
+        found |= {"masks": np.zeros(grid, bool), "quota": np.zeros(self.requests, np.int64)}
+        if recipe.cfg_scale > 0:
+            found |= {"rows0": listed, "rows1": listed}
+        if recipe.several:
+            found["front"] = np.zeros(grid, bool)
+        if recipe.draws:
+            found |= dict.fromkeys(("seed", "sample", "step", "position"), listed)
+        if recipe.revises:
+            found |= {"current": listed, "committed": listed.astype(bool), "times": listed}
+        return found
+
+
+def doubled(number: int, least: int = 1) -> int:
+    """The first of least, 2 least, 4 least … that is not smaller."""
+    while least < number:
+        least *= 2
+    return least
+
+
+def rounded(number: int, least: int) -> int:
+    """The same with the sizes half-way between: a third more than needed at most."""
+    high = doubled(number, least)
+    between = high * 3 // 4
+    return between if high > least and between >= number else high
+
+
+@dataclass(eq=False)
+class Recording:
+    """One bucket's static memory and, once recorded, its graph."""
+
+    bucket: Bucket
+    blank: dict[str, np.ndarray]
+    host: Tensor
+    """Pinned bytes."""
+    there: Tensor
+    """The device's."""
+    x: dict[str, Tensor]
+    """Their parts."""
+    memory: dict[str, np.ndarray]
+    """The parts of the pinned bytes."""
+    shapes: list[Tensor] = field(default_factory=list)
+    """Results of the latest computation, one by one: their shapes and dtypes."""
+    graph: tuple[Callable[[], None], Tensor] | None = None
+
+    @classmethod
+    def of(cls, bucket: Bucket, device: torch.device) -> "Recording":
+        blank = bucket.blank()
+        places, size = places_of(blank)
+        host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        there = torch.empty(size, dtype=torch.uint8, device=device)
+        bytes_ = host.numpy()
+        memory = {n: bytes_[places[n] : places[n] + a.nbytes].view(a.dtype).reshape(a.shape) for n, a in blank.items()}
+        return cls(bucket, blank, host, there, views(there, blank), memory)
+
+    def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Put a step's arrays into the device's memory. The step before must have been read back."""
+        for name, memory in self.memory.items():
+            memory[...] = self.blank[name]
+            given = arrays.get(name)
+            if given is not None:
+                memory[tuple(map(slice, given.shape))] = given
+        if "starts" in arrays:
+            self.memory["starts"][len(arrays["starts"]) :] = arrays["starts"][-1]
+        self.there.copy_(self.host, non_blocking=True)
+
+
+class Graphs:
+    """One engine's graphs: each bucket is run once as it is, which compiles its kernels, then recorded, then replayed."""
+
+    def __init__(self, network: Transformer, path: Path, deterministic: bool, capture: Capture) -> None:
+        self.network, self.path, self.deterministic, self.capture = network, path, deterministic, capture
+        self.recorded: dict[Bucket, Recording] = {}
+        self.captures = self.replays = 0
+        self._rope: object = None
+
+    def run(
+        self, layout: Layout, arrays: Mapping[str, np.ndarray], output_rows: np.ndarray, rounds: Sequence[Round]
+    ) -> list[np.ndarray] | Tensor | None:
+        """What the step's only round is decided by or, where there are more, hidden states; None where no bucket fits.
+
+        `arrays` are those of `Forward.arrays`.
+        """
+        only = rounds[0] if len(rounds) == 1 and rounds[0].repeatable else None
+        bucket = Bucket.of(layout, output_rows, only)
+        if bucket is None:
+            return None
+        self._keep_rope(layout)
+        recording = self._of(bucket, layout.device)
+        given = dict(arrays)
+        if only is not None:
+            given |= only.arrays | {"at": only.owner * bucket.columns + only.column}
+        recording.fill(given)
+        found = self._compute(recording, layout.pool)
+        return found[: len(output_rows)] if only is None else unpacked(found, recording.shapes)
+
+    def clear(self) -> None:
+        """Forget all recordings: what they read is no longer there."""
+        self.recorded.clear()
+
+    def _of(self, bucket: Bucket, device: torch.device) -> Recording:
+        recording = self.recorded.pop(bucket, None) or Recording.of(bucket, device)
+        self.recorded[bucket] = recording  # now the latest
+        if len(self.recorded) > MOST:
+            del self.recorded[next(iter(self.recorded))]
+        return recording
+
+    def _compute(self, recording: Recording, pool: PagePool) -> Tensor:
+        met = bool(recording.shapes)
+        if not met:
+            return self._program(recording, pool)
+        if recording.graph is None:
+            recording.graph = self.capture(lambda: self._program(recording, pool))
+            self.captures += 1
+        replay, result = recording.graph
+        replay()
+        self.replays += 1
+        return result
+
+    def _program(self, recording: Recording, pool: PagePool) -> Tensor:
+        """A step on the device: hidden states, or the bytes of its decisions."""
+        network, bucket, x = self.network, recording.bucket, recording.x
+        most = bucket.longest, bucket.pages * pool.page_size
+        attend, positions = attend_of(network, pool, x, most, 0)
+        with products(self.deterministic):
+            hidden = network.hidden(x["ids"], positions, attend=attend, output_rows=x["rows"])
+            if (recipe := bucket.recipe) is None:
+                recording.shapes = [hidden]
+                return hidden
+            logits = recipe.logits(network, network.head, hidden, x)
+        found, _ = recipe.decide(logits, x, network.config.mask_token_id)
+        recording.shapes = [torch.empty(y.shape, dtype=y.dtype, device="meta") for y in found]
+        return packed(found)
+
+    def _keep_rope(self, layout: Layout) -> None:
+        """The table of rotations, which recordings read, reaches far enough and is where it was."""
+        lengthen_rope(self.network, layout.pool, layout.furthest)
+        if self._rope is not layout.pool.rope:
+            self._rope = layout.pool.rope
+            self.clear()
+
+
+def cuda_graphs() -> Capture:
+    """Record what a computation launches; all recordings share one memory pool."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            result = run()
+        return graph.replay, result
+
+    return capture

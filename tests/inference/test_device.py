@@ -1,0 +1,191 @@
+"""The engine on a GPU that is none: what it makes the host wait for, and that recorded steps decide what launched ones do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dlm
+from dlm.diffusion.unmask import RULES
+from dlm.inference.config import SamplerConfig
+from dlm.inference.decoding import infillings
+
+from .fake_gpu import FakeGPU, fake_gpu
+from .requests import FAMILIES, MIXED, holes, of_rule, prompts, tokens
+from .tiny import tiny_lm
+
+MOE = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 16, "n_group": 4, "topk_group": 2}
+MOE |= {"num_shared_experts": 1, "expert_bias": True, "score_function": "sigmoid"}
+KINDS = FAMILIES | {"llada2": {**FAMILIES["sdar"], "model_type": "llada2_moe", "moe": MOE, "rotary_dim": 4}}
+SHORT = {"gen_length": 8, "block_length": 4}
+CASES: dict[str, dict[str, Any]] = {
+    **{rule: {**SHORT, **of_rule(rule, threshold=0.4, entropy_threshold=1.0, gamma=0.5)} for rule in RULES},
+    "temperature": {**SHORT, "temperature": 0.8},
+    "truncated": {**SHORT, "temperature": 0.8, "top_k": 5, "top_p": 0.9},
+    "guided": {**SHORT, "cfg_scale": 0.5},
+    "edited": {**SHORT, "edit_threshold": 0.5},
+    "remasked": {**SHORT, "remask_threshold": 0.3},
+    "multi_block": {"gen_length": 16, "block_length": 4, "strategy": "multi_block", **of_rule("threshold", threshold=0.3)},
+}
+BUDGETS: dict[str, tuple[int, int, int]] = {
+    # waits, uploads, launches of a replayed step: beside them, those of the other kernels that decide
+    "": (1, 1, 0),
+    "credit": (1, 2, 50),  # what it remembers lies with the request, so it is decided launch by launch
+    "mixed": (1, 2, 120),  # so are groups of several settings
+    "reject": (2, 9, 400),
+    "dflash": (2, 9, 400),
+}
+"""The most that a step may do once its bucket is recorded; a name that is not here is held to the first line."""
+
+
+def checked(gpu: FakeGPU, name: str) -> None:
+    """No step waits, uploads or launches more than its budget; pinned memory is for new buckets only."""
+    waits, uploads, launches = BUDGETS.get(name, BUDGETS[""])
+    for step in gpu.steps:
+        assert len(step.waits) <= waits and step.uploads <= uploads, (name, step)
+        assert all("transfers.py" in wait for wait in step.waits[:1]), step.waits
+        assert not step.replays or step.captures or step.launches <= launches, (name, step)
+
+
+def decoded(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], dlm.LM], run: Callable[[dlm.Engine], Any], **engine: Any
+) -> tuple[Any, FakeGPU]:
+    lm = make()
+    with fake_gpu(monkeypatch, lm) as gpu:
+        return run(dlm.Engine(lm, num_pages=80, **engine)), gpu
+
+
+def thrice(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], dlm.LM], run: Callable[[dlm.Engine], Any], name: str, **engine: Any
+) -> FakeGPU:
+    """The same tokens on the CPU, on the device launch by launch, and replayed; each within its budget."""
+    plain = run(dlm.Engine(make(), num_pages=80, kernels="torch", **engine))
+    launched, gpu = decoded(monkeypatch, make, run, cuda_graphs=False, **engine)
+    assert launched == plain
+    for step in gpu.steps:
+        waits, uploads, _ = BUDGETS.get(name, BUDGETS[""])
+        assert len(step.waits) <= waits and step.uploads <= uploads, (name, step)
+    replayed, gpu = decoded(monkeypatch, make, run, **engine)
+    assert replayed == plain
+    checked(gpu, name)
+    return gpu
+
+
+def of(name: str, count: int = 3) -> Callable[[dlm.Engine], Any]:
+    return lambda engine: tokens(engine.generate(prompts(count), **CASES[name]))
+
+
+@pytest.mark.parametrize("rule", [*RULES, "temperature", "truncated", "guided", "edited", "remasked", "multi_block"])
+def test_a_step_waits_once(rule, monkeypatch):
+    gpu = thrice(monkeypatch, tiny_lm, of(rule), rule)
+    assert any(step.replays for step in gpu.steps)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_families(family, monkeypatch):
+    def make() -> dlm.LM:
+        lm = tiny_lm(**KINDS[family])
+        return lm.to("bfloat16") if family == "llada2" else lm
+
+    settings = {"gen_length": 6} if family == "llama" else SHORT
+
+    def run(engine: dlm.Engine) -> Any:
+        return tokens(engine.generate(prompts(3), **settings))
+
+    gpu = thrice(monkeypatch, make, run, family)
+    assert any(step.replays for step in gpu.steps)
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("refresh", [{}, {"refresh_interval": 3}])
+def test_caches(cache, refresh, monkeypatch):
+    thrice(monkeypatch, tiny_lm, of("threshold"), cache, cache=cache, **refresh)
+
+
+@pytest.mark.parametrize("settings", [{}, {"block_length": 2}, {"block_length": 1, "strategy": "multi_block"}], ids=str)
+def test_infilling(settings, monkeypatch):
+    def run(engine: dlm.Engine) -> Any:
+        work = infillings(engine.lm, holes(4), SamplerConfig(steps=4, **settings), where="")
+        return tokens(engine.run(work))
+
+    thrice(monkeypatch, tiny_lm, run, "infilling", cache="dual")
+
+
+def test_requests_of_several_kinds_together(monkeypatch):
+    def run(engine: dlm.Engine) -> Any:
+        names = [engine.add_request(prompt, **MIXED[i % 3]) for i, prompt in enumerate(prompts(6))]
+        found = {event.request_id: event.result for event in engine.stream() if event.result is not None}
+        return [found[name].tokens for name in names]
+
+    thrice(monkeypatch, tiny_lm, run, "mixed")
+
+
+def test_confidence_needs_no_second_wait(monkeypatch):
+    seen = []
+
+    def run(engine: dlm.Engine) -> Any:
+        names = [engine.add_request(prompt, confidence=True, **CASES["temperature"]) for prompt in prompts(3)]
+        events = [event for event in engine.stream() if event.request_id in names]
+        seen.append([event.confidence for event in events if event.confidence])
+        return [event.tokens for event in events]
+
+    thrice(monkeypatch, tiny_lm, run, "confidence")
+    assert seen[0] and all(torch.allclose(torch.tensor(a), torch.tensor(b)) for x in seen for a, b in zip(x, seen[0], strict=True))
+
+
+@pytest.mark.parametrize("name", ["ngram", "self"])
+def test_drafts_of_the_engine_itself(name, monkeypatch):
+    shape = KINDS["llada"] if name == "self" else KINDS["llama"]
+    settings = SHORT if name == "self" else {"gen_length": 10, "temperature": 0.7}
+
+    def run(engine: dlm.Engine) -> Any:
+        return tokens(engine.generate([[1, 2, 3, 1, 2, 3, 1, 2], [5, 6, 5, 6, 5, 6]], **settings))
+
+    thrice(monkeypatch, lambda: tiny_lm(**shape), run, name, draft=name)
+
+
+# ---- captures
+
+
+CAPTURED: dict[str, tuple[str, int, dict[str, Any], dict[str, Any], int]] = {
+    # family, requests, settings, engine's settings, the most graphs
+    "llada dual 1": ("llada", 1, {"gen_length": 32, "block_length": 8, "steps": 32}, {"cache": "dual"}, 3),
+    "llada dual 8": ("llada", 8, {"gen_length": 32, "block_length": 8, "steps": 32}, {"cache": "dual"}, 6),
+    "llada dual 64": ("llada", 64, {"gen_length": 16, "block_length": 8, "steps": 16}, {"cache": "dual"}, 12),
+    "sdar 4": ("sdar", 8, {"gen_length": 24, "block_length": 4, "steps": 24}, {}, 6),
+    "sdar 32": ("sdar", 8, {"gen_length": 64, "block_length": 32, "steps": 32}, {}, 8),
+    "multi_block": ("llada", 4, {**CASES["multi_block"], "gen_length": 32}, {"cache": "dual"}, 10),
+    "guided": ("llada", 4, {**CASES["guided"], "gen_length": 24, "steps": 24}, {"cache": "dual"}, 6),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_graph_serves_all_steps_of_a_size(name, monkeypatch):
+    family, count, settings, engine, most = CAPTURED[name]
+
+    def run(made: dlm.Engine) -> Any:
+        return tokens(made.generate(prompts(count), **settings))
+
+    def make() -> dlm.LM:
+        return tiny_lm(**KINDS[family])
+
+    launched, _ = decoded(monkeypatch, make, run, cuda_graphs=False, deterministic=True, **engine)
+    replayed, gpu = decoded(monkeypatch, make, run, deterministic=True, **engine)
+    assert replayed == launched
+    captures, replays = (sum(getattr(step, what) for step in gpu.steps) for what in ("captures", "replays"))
+    print(f"{name}: {len(gpu.steps)} steps, {captures} graphs, {replays} replays")
+    assert 0 < captures <= most and replays >= len(gpu.steps) / 2
+
+
+def test_warming_up_leaves_nothing_to_record_and_nothing_behind(monkeypatch):
+    settings, lm, told = {"gen_length": 16, "block_length": 8, "steps": 16}, tiny_lm(), []
+    with fake_gpu(monkeypatch, lm) as gpu:
+        engine = dlm.Engine(lm, cache="dual", num_pages=80, max_num_requests=4)
+        assert engine.warm_up(lengths=(8,), progress=lambda *at: told.append(at), **settings) >= 3
+        stats, warm = engine.stats(), len(gpu.steps)
+        assert told == [(1, 3), (2, 3), (3, 3)]
+        assert stats.nfe == stats.finished == stats.tokens == stats.pages_used == 0
+        engine.generate([[5] * 8] * 4, **settings)
+        assert sum(step.captures for step in gpu.steps[:warm]) and not any(step.captures for step in gpu.steps[warm:])
+        assert all(step.replays and not step.launches and not step.pinned for step in gpu.steps[warm:])
