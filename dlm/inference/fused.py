@@ -30,22 +30,25 @@ class FrozenLayers:
         network: Transformer,
         linears: list[nn.Linear],
         norms: list[RMSNorm | None],
+        unit: str | None = None,
         shared: "FrozenLayers | None" = None,
     ) -> None:
+        dtype = network.embed.weight.dtype
+        self.kind = f"bf16-{unit}" if unit is not None and dtype == torch.bfloat16 else native.fastest(dtype)
         head = network.embed.weight if network.lm_head is None else network.lm_head.weight
-        size = 4 * (head.numel() + sum(linear.weight.numel() for linear in linears))
+        size = dtype.itemsize * (head.numel() + sum(linear.weight.numel() for linear in linears))
         self.copies = size <= SHARE_OF_COPIES * free_memory(torch.device("cpu"))
         """Whether products read copies in the layout that is fastest: twice the speed at 8 rows."""
         self.kept: list[Tensor] = []
         """What the structs point to."""
-        self.table, self.norm = self._keep(network.embed.weight), self._keep(network.norm.weight)
+        self.table, self.norm = self._keep(network.embed.weight), self._keep(network.norm.weight.float())
         self.layers = (structs.Layer * len(network.layers))()
         for number, layer in enumerate(self.layers):
             own = linears[7 * number : 7 * number + 7]
             layer.qkv[:] = self._side_by_side(own[:3])
             layer.o, layer.gate, layer.up, layer.down = (self._product(each.weight, each.bias) for each in own[3:])
             addresses = [
-                None if norm is None else self._keep(norm.weight).data_ptr()
+                None if norm is None else self._keep(norm.weight.float()).data_ptr()
                 for norm in norms[4 * number : 4 * number + 4]
             ]
             layer.attn_norm, layer.q_norm, layer.k_norm, layer.mlp_norm = addresses
@@ -63,21 +66,28 @@ class FrozenLayers:
         for linear in linears:
             if linear.bias is not None or linear.weight.data_ptr() != end or linear.weight.stride(0) != ld:
                 return [self._product(each.weight, each.bias) for each in linears]
-            end += 4 * ld * len(linear.weight)
+            end += first.element_size() * ld * len(linear.weight)
         whole = first.detach().as_strided((sum(len(w) for w in weights), first.shape[1]), (ld, 1))
         return [self._product(whole, None), *(Product() for _ in linears[1:])]
 
     def _product(self, w: Tensor, bias: Tensor | None) -> Product:
-        panels = self._keep(native.panels(w.detach())) if self.copies else None
-        parts = self._keep(w), panels, None if bias is None else self._keep(bias)
-        return Product(*(None if x is None else x.data_ptr() for x in parts), *w.shape, w.stride(0))
+        kind = "bf16-dots" if self.kind == "bf16-tiles" and w.shape[1] % TILE else self.kind
+        words = native.words(w.detach())
+        panels = self._keep(native.panels(words)) if self.copies else None
+        parts = self._keep(words), panels, None if bias is None else self._keep(bias.float())
+        addresses = (None if x is None else x.data_ptr() for x in parts)
+        return Product(*addresses, *w.shape, words.stride(0), native.KINDS.index(kind))
 
 
+TILE = 32
+"""Inputs that AMX multiplies at a time."""
 _FROZEN: WeakKeyDictionary[Transformer, tuple[Any, FrozenLayers]] = WeakKeyDictionary()
 
 
-def frozen_layers(network: Transformer, state: Any) -> FrozenLayers | None:
+def frozen_layers(network: Transformer, state: Any, unit: str | None = None) -> FrozenLayers | None:
     """The network's weights as C reads them; None where C does not compute what its modules do.
+
+    `unit` is how bfloat16 is multiplied: see `dlm.kernels.paths`.
 
     Engines of one network share them as long as `state` (see `weights_state`) is the same.
     """
@@ -85,17 +95,17 @@ def frozen_layers(network: Transformer, state: Any) -> FrozenLayers | None:
     if parts is None:
         _FROZEN.pop(network, None)
         return None
-    known = _FROZEN.get(network)
-    if known is None or known[0] != state:
+    known, key = _FROZEN.get(network), (state, unit)
+    if known is None or known[0] != key:
         _FROZEN.pop(network, None)  # before the new copies are made
-        _FROZEN[network] = known = state, FrozenLayers(network, *parts)
+        _FROZEN[network] = known = key, FrozenLayers(network, *parts, unit)
     return known[1]
 
 
 def freeze(network: Transformer, shared: FrozenLayers) -> FrozenLayers | None:
     """The weights of a network with another one's head, as they are now; None where C does not compute what it does."""
     parts = _plain(network)
-    return None if parts is None else FrozenLayers(network, *parts, shared)
+    return None if parts is None else FrozenLayers(network, *parts, shared=shared)
 
 
 def forget(network: Transformer) -> None:
@@ -124,13 +134,19 @@ def _plain(network: Transformer) -> tuple[list[nn.Linear], list[RMSNorm | None]]
         return None
     modules = [*parents, *(x for x, _ in kinds)]
     weights = [w for x, _ in kinds for w in x._parameters.values() if w is not None]
-    if any(x._forward_hooks or x._forward_pre_hooks for x in modules) or not all(map(_readable, weights)):
+    dtype = network.embed.weight.dtype
+    if any(x._forward_hooks or x._forward_pre_hooks for x in modules) or not all(_readable(w, dtype) for w in weights):
         return None
     return linears, norms
 
 
-def _readable(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and x.is_cpu and type(x.data) is Tensor and x.stride(-1) == 1
+def _readable(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether C reads it: rows of whole 32-bit words."""
+    if x.dtype != dtype or not x.is_cpu or type(x.data) is not Tensor or x.stride(-1) != 1:
+        return False
+    if dtype == torch.bfloat16:
+        return x.ndim == 1 or (x.shape[1] % 2 == 0 and x.stride(0) % 2 == 0 and x.data_ptr() % 4 == 0)
+    return dtype == torch.float32
 
 
 class FusedLayers:
@@ -142,7 +158,9 @@ class FusedLayers:
         heads = c.num_attention_heads, network.kv_heads, c.head_dim
         rotated = 0 if network.rope is None else 2 * network.rope[0].shape[0]
         self.network, self.frozen = network, frozen
-        self.shape = Network(len(network.layers), c.hidden_size, *heads, c.intermediate_size, rotated, c.rms_norm_eps)
+        half = network.embed.weight.dtype == torch.bfloat16
+        sizes = len(network.layers), c.hidden_size, *heads, c.intermediate_size, rotated
+        self.shape = Network(*sizes, c.rms_norm_eps, 1, half)
         self.room = torch.empty(0)
         self.projected: tuple[Tensor, ...] = ()
         """The first layer's projections of tokens, and of which: made as they are met, where memory is plenty."""
@@ -167,19 +185,20 @@ class FusedLayers:
         if self.last is None or self.last[0] is not layout:
             self.last = layout, *_run(layout, room, self.projected)
         if network.positions is not None:
-            table, ids = network.embedded(ids, layout.positions), torch.arange(layout.rows)
+            table, ids = network.embedded(ids, layout.positions).contiguous(), torch.arange(layout.rows)
         out = torch.empty(output_rows.shape[0], network.config.hidden_size)
         layers = self.shape, self.frozen.layers, self.last[1], self.frozen.norm
         if tapped:
             numbers, self.taps = torch.tensor(tapped), torch.empty(layout.rows, len(tapped), out.shape[1])
             native.layers(*layers, table, ids, output_rows, out, numbers, self.taps)
+            self.taps = self.taps.to(network.embed.weight.dtype)
         else:
             native.layers(*layers, table, ids, output_rows, out)
         return out
 
     def head(self, hidden: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
-        """Logits."""
-        return native.linear(self.frozen.head, hidden, self.room)
+        """Logits, in float32."""
+        return native.linear(self.frozen.head, hidden.float(), self.room)
 
     def _room_of(self, floats: int) -> Tensor:
         """C's scratch memory. It grows and is kept: allocating it costs more than many steps compute."""
@@ -191,7 +210,7 @@ class FusedLayers:
 def _run(layout: Layout, room: Tensor, projected: tuple[Tensor, ...]) -> tuple[Run, list[Tensor]]:
     """A layout as C reads it, and the tensors it points to."""
     pool, parts = layout.pool, layout.spans.packed(None)
-    cos, sin = (None, None) if layout.rope is None else (table[0, :, 0].contiguous() for table in layout.rope)
+    cos, sin = (None, None) if layout.rope is None else (table[0, :, 0].float().contiguous() for table in layout.rope)
     kept = [cos, sin, layout.slots, torch.arange(layout.rows), *parts, pool.k, pool.v, room, *projected]
     numbers = layout.rows, len(layout.spans), pool.page_size, parts[3].shape[1], pool.k.stride(0)
     return Run(*numbers, *(None if x is None else x.data_ptr() for x in kept)), [x for x in kept if x is not None]

@@ -1,4 +1,4 @@
-"""The kernels for fp32 tensors on a CPU, in C: compiled when they are first needed, kept for the next time.
+"""The kernels for a CPU, in C: compiled when they are first needed, kept for the next time.
 
 DLM_NATIVE=0 switches them off; DLM_NATIVE=1 makes it an error that they cannot be had.
 """
@@ -32,8 +32,10 @@ SIGNATURES = {
     "dlm_rms_norm": [_P, _I, _I, _P, _P, _F, _P, _P, _I, _I, _I, _N],
     "dlm_rotate": [_P, _I, _P, _P, _P, _I, _I, _I, _I, _N],
     "dlm_write": [_P, _I, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _N],
-    "dlm_paged_attention": [_P, _I, *[_P] * 6, _I, *[_P] * 4, *[_I] * 6, _F, _N],
+    "dlm_paged_attention": [_P, _I, _P, _P, _N, *[_P] * 4, _I, *[_P] * 4, *[_I] * 6, _F, _N],
     "dlm_panel": [],
+    "dlm_multiplies": [_I],
+    "dlm_half_dots_pay": [],
     "dlm_room": [_I, _N],
     "dlm_attention_room": [_I, _I, _N],
     "dlm_layers_room": [_P, _I, _I],
@@ -53,7 +55,7 @@ SIGNATURES = {
 }
 RESULTS: dict[str, type] = dict.fromkeys(
     ("dlm_panel", "dlm_room", "dlm_attention_room", "dlm_layers_room", "dlm_layers", "dlm_half_room"), _I
-) | {"dlm_half_available": _N, "dlm_largest": _F}
+) | {"dlm_half_available": _N, "dlm_multiplies": _N, "dlm_half_dots_pay": _N, "dlm_largest": _F}
 OPENMP = ", OpenMP"
 
 
@@ -98,8 +100,34 @@ def library() -> tuple[ctypes.CDLL | None, str]:
     return found, f"{' '.join(command)}, {capability}{openmp}"
 
 
-def panels(w: Float[Tensor, "n k"]) -> Float[Tensor, "p k width"]:
-    """A weight as products read it fastest: a copy."""
+KINDS = ("float32", "bf16-widened", "bf16-dots", "bf16-tiles", "int8-widened", "int8-dots")
+"""What products multiply and how, in the order of kernels.h: weights made floats, pairs and quads summed by one
+instruction, AMX."""
+
+
+def multiplies(kind: str) -> bool:
+    """Whether this processor has what the kind needs, and the library was compiled for it."""
+    return bool(_library().dlm_multiplies(KINDS.index(kind)))
+
+
+def fastest(dtype: torch.dtype) -> str:
+    """The kind of product for weights of this dtype on this processor."""
+    if dtype == torch.int8:
+        return "int8-dots" if multiplies("int8-dots") else "int8-widened"
+    if dtype == torch.bfloat16:
+        if multiplies("bf16-tiles"):
+            return "bf16-tiles"
+        return "bf16-dots" if _library().dlm_half_dots_pay() else "bf16-widened"
+    return "float32"
+
+
+def words(w: Tensor) -> Float[Tensor, "n words"]:
+    """A weight (n, k) as C reads it: rows of 32-bit words, which hold one float32, two bfloat16 or four int8."""
+    return w if w.dtype == torch.float32 else w.view(torch.float32)
+
+
+def panels(w: Float[Tensor, "n words"]) -> Float[Tensor, "p words width"]:
+    """A weight's words as products read them fastest: a copy."""
     width = _library().dlm_panel()
     n, k = w.shape
     out = torch.empty(-(-n // width), k, width)
@@ -232,7 +260,7 @@ def paged_attention(
     scale: float | None = None,
     rows: Int[Tensor, " w"] | None = None,
 ) -> Float[Tensor, "w h e"]:
-    """As in dispatch; of the `rows` only, in ascending order, where they are given."""
+    """As in dispatch; of the `rows` only, in ascending order, where they are given. Pages may be bfloat16."""
     q = _rows(q)
     n, h, e = q.shape
     rows = torch.arange(n) if rows is None else rows
@@ -240,7 +268,8 @@ def paged_attention(
     threads = threads_now()
     out, room = torch.empty(len(rows), h, e), torch.empty(_library().dlm_attention_room(len(visible), e, threads))
     shape = len(visible), len(rows), h, k_pages.shape[2], e, k_pages.shape[1], e**-0.5 if scale is None else scale
-    inputs = q, q.stride(0), k_pages, v_pages, starts, positions, visible, tables, tables.shape[1], block_lengths, rows
+    half = int(k_pages.dtype == torch.bfloat16)
+    inputs = q, q.stride(0), k_pages, v_pages, half, starts, positions, visible, tables, tables.shape[1], block_lengths, rows
     _call("dlm_paged_attention", *inputs, out, room, *shape, threads=threads)
     return out
 
