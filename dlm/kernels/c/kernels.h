@@ -21,7 +21,7 @@ typedef struct { /* y = x w^T + bias */
   const float *bias;
   int64_t n, k, ld;
   int64_t kind;
-  const float *scales; /* of int8: (n / PANEL, groups, PANEL); such a product needs panels */
+  const float *scales; /* of int8: (n / PANEL, groups, PANEL) */
 } Product;
 
 typedef struct {

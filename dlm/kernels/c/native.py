@@ -16,6 +16,7 @@ from dlm.errors import UserError
 from dlm.kernels.c.built import LOG, load
 from dlm.kernels.c.compiler import BuildError, NoCompiler, Unfinished, compiler
 from dlm.kernels.c.structs import Layer, Network, Product, Run, check_sizes
+from dlm.kernels.int8 import Int8Weight
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
 from dlm.kernels.threads import threads_now
@@ -94,10 +95,15 @@ def library() -> tuple[ctypes.CDLL | None, str]:
         if not (demanded or isinstance(error, NoCompiler)):  # an error already, and no surprise
             LOG.warning("the kernels in C are not used: %s; torch's own do their work, slower", error)
         return None, str(error)
-    for name, types in SIGNATURES.items():
-        getattr(found, name).argtypes, getattr(found, name).restype = types, RESULTS.get(name)
-    check_sizes(found)
+    declare(found)
     return found, f"{' '.join(command)}, {capability}{openmp}"
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Tell ctypes what the functions take, and check that the structs are alike."""
+    for name, types in SIGNATURES.items():
+        getattr(library, name).argtypes, getattr(library, name).restype = types, RESULTS.get(name)
+    check_sizes(library)
 
 
 KINDS = ("float32", "bf16-widened", "bf16-dots", "bf16-tiles", "int8-widened", "int8-dots")
@@ -121,6 +127,18 @@ def fastest(dtype: torch.dtype) -> str:
     return "float32"
 
 
+def panel_width() -> int:
+    """Outputs of a panel: twice the vectors' width."""
+    return _library().dlm_panel()
+
+
+def int8_product(w: Int8Weight, bias: Float[Tensor, " n"] | None = None) -> Product:
+    """A product of a weight in panels of `panel_width`; all three tensors must be kept."""
+    pointer = None if bias is None else bias.data_ptr()
+    kind = KINDS.index(fastest(torch.int8))
+    return Product(None, w.panels.data_ptr(), pointer, *w.shape, 0, kind, w.scales.data_ptr())
+
+
 def words(w: Tensor) -> Float[Tensor, "n words"]:
     """A weight (n, k) as C reads it: rows of 32-bit words, which hold one float32, two bfloat16 or four int8."""
     return w if w.dtype == torch.float32 else w.view(torch.float32)
@@ -128,7 +146,7 @@ def words(w: Tensor) -> Float[Tensor, "n words"]:
 
 def panels(w: Float[Tensor, "n words"]) -> Float[Tensor, "p words width"]:
     """A weight's words as products read them fastest: a copy."""
-    width = _library().dlm_panel()
+    width = panel_width()
     n, k = w.shape
     out = torch.empty(-(-n // width), k, width)
     _call("dlm_panels", w, w.stride(0), n, k, out)
