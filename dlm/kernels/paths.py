@@ -3,7 +3,7 @@
 | path   | runs on                           | provides                                                            |
 |--------|-----------------------------------|---------------------------------------------------------------------|
 | triton | a GPU, or Triton's interpreter    | attention over pages, norms, confidence with and without draws      |
-| c      | a CPU, float32 or bfloat16        | attention over pages, all layers in one call, confidence without draws |
+| c      | a CPU, float32 or bfloat16        | attention over pages, all layers in one call, confidence with and without draws |
 | torch  | everywhere                        | all of it, by torch's own operations                                |
 
 c-widened, c-dots and c-tiles are "c" with one way of multiplying bfloat16; "c" takes the fastest that the CPU has.
@@ -112,7 +112,7 @@ class Path:
 NAMES = ("paged_attention", "rope_write", "rms_norm", "confidence")
 IN_C: dict[str, Any] = {
     "modules": dict.fromkeys(NAMES, "c.native"), "paged": True, "norms": False, "whole_layers": True, "confident": True,
-    "draws": False,
+    "draws": True,
 }  # fmt: skip
 PATHS = {
     path.name: path

@@ -78,6 +78,10 @@ void dlm_widen(const uint16_t *x, int64_t n, float *out);
 void dlm_write_halves(const float *x, int64_t stride, const int64_t *slots, uint16_t *pages, int64_t n, int64_t width,
                       int threads);
 
+/* draws.c */
+int64_t dlm_draw(const float *x, int64_t v, int64_t mask, float top, int64_t first, float temperature,
+                 const uint32_t *address, uint8_t *unsure);
+
 /* attention.c */
 int64_t dlm_attention_room(int64_t spans, int64_t e, int threads);
 void dlm_paged_attention(const float *q, int64_t stride_q, const void *k_pages, const void *v_pages, int half,

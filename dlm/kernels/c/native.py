@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlm.errors import UserError
+from dlm.kernels import reference
 from dlm.kernels.c.built import LOG, load
 from dlm.kernels.c.compiler import BuildError, NoCompiler, Unfinished, compiler
 from dlm.kernels.c.structs import Layer, Network, Product, Run, check_sizes
@@ -52,7 +53,7 @@ SIGNATURES = {
     "dlm_half_room": [_N],
     "dlm_largest": [_P, _I, _I, _I],
     "dlm_half_product": [_P, _I, _I, _P, _I, _I, _P, _I, _I, _I, _F, _F, _P, _N],
-    "dlm_confidence": [_P, _I, _I, _N, _P, _P, _P, _P, _P, _I, _I, _N],
+    "dlm_confidence": [_P, _I, _I, _N, _F, *[_P] * 9, _I, _I, _N],
 }
 RESULTS: dict[str, type] = dict.fromkeys(
     ("dlm_panel", "dlm_room", "dlm_attention_room", "dlm_layers_room", "dlm_layers", "dlm_half_room"), _I
@@ -300,16 +301,26 @@ def confidence(
     temperature: float = 0.0,
     **address: Int[Tensor, " n"] | None,
 ) -> Picked:
-    """As in dispatch; temperature 0 only, where no address is read."""
-    assert temperature == 0, temperature
+    """As in dispatch. A draw that the last bits of a logarithm decide is torch's."""
     if logits.stride(-1) != 1:
         logits = logits.contiguous()
     n, v = logits.shape
     token, finite = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.bool)
     first, second, entropy = torch.empty(n), torch.empty(n), torch.empty(n)
-    mask = -1 if mask_id is None else mask_id
-    _call("dlm_confidence", logits, logits.stride(0), mask, int(keep_mask), token, first, second, entropy, finite, n, v)
-    return Picked(token=token, p=first, first=first, first_token=token, second=second, entropy=entropy, finite=finite)
+    mask, chosen, p, unsure, words = -1 if mask_id is None else mask_id, token, first, None, None
+    if temperature > 0:
+        chosen, p, unsure = torch.empty_like(token), torch.empty(n), torch.empty(n, dtype=torch.bool)
+        words = torch.stack([address[name] for name in ("seed", "sample", "step", "position")], 1).to(torch.int32)  # type: ignore
+    given = logits, logits.stride(0), mask, int(keep_mask), temperature, words, token, first, second, entropy, finite
+    _call("dlm_confidence", *given, chosen, p, unsure, n, v)
+    if unsure is not None and unsure.any():
+        rows = unsure.nonzero()[:, 0]
+        own = {name: None if x is None else x[rows] for name, x in address.items()}
+        twin = reference.confidence(
+            logits[rows], mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **own
+        )
+        chosen[rows], p[rows] = twin.token, twin.p
+    return Picked(token=chosen, p=p, first=first, first_token=token, second=second, entropy=entropy, finite=finite)
 
 
 def _rows(x: Float[Tensor, "n h e"]) -> Float[Tensor, "n h e"]:
