@@ -1,5 +1,7 @@
 """All layers of a plain network in one call of C: the engine's forward on the path "c"."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +15,7 @@ from dlm.kernels.c import native, structs
 from dlm.kernels.c.structs import Network, Product, Run
 from dlm.kernels.threads import threads_now
 from dlm.models.attention import Attention, RMSNorm
+from dlm.models.int8 import Int8Linear
 from dlm.models.transformer import MLP, Layer, Transformer
 
 SHARE_OF_COPIES = 0.1
@@ -35,8 +38,9 @@ class FrozenLayers:
     ) -> None:
         dtype = network.embed.weight.dtype
         self.kind = f"bf16-{unit}" if unit is not None and dtype == torch.bfloat16 else native.fastest(dtype)
-        head = network.embed.weight if network.lm_head is None else network.lm_head.weight
-        size = dtype.itemsize * (head.numel() + sum(linear.weight.numel() for linear in linears))
+        head: Any = network.embed if network.lm_head is None else network.lm_head
+        copied = [x.weight.numel() for x in (head, *linears) if type(x) is not Int8Linear]
+        size = dtype.itemsize * sum(copied)
         self.copies = size <= SHARE_OF_COPIES * free_memory(torch.device("cpu"))
         """Whether products read copies in the layout that is fastest: twice the speed at 8 rows."""
         self.kept: list[Tensor] = []
@@ -46,13 +50,13 @@ class FrozenLayers:
         for number, layer in enumerate(self.layers):
             own = linears[7 * number : 7 * number + 7]
             layer.qkv[:] = self._side_by_side(own[:3])
-            layer.o, layer.gate, layer.up, layer.down = (self._product(each.weight, each.bias) for each in own[3:])
+            layer.o, layer.gate, layer.up, layer.down = map(self._product_of, own[3:])
             addresses = [
                 None if norm is None else self._keep(norm.weight.float()).data_ptr()
                 for norm in norms[4 * number : 4 * number + 4]
             ]
             layer.attn_norm, layer.q_norm, layer.k_norm, layer.mlp_norm = addresses
-        self.head = self._product(head, None) if shared is None else shared.head
+        self.head = self._product_of(head) if shared is None else shared.head
         self.shared = shared
 
     def _keep(self, x: Tensor) -> Tensor:
@@ -61,6 +65,8 @@ class FrozenLayers:
 
     def _side_by_side(self, linears: list[nn.Linear]) -> list[Product]:
         """One product of all, and nothing after it, if their weights are parts of one; else one of each."""
+        if any(type(linear) is Int8Linear for linear in linears):
+            return [self._product_of(each) for each in linears]
         weights, first = [linear.weight for linear in linears], linears[0].weight
         end, ld = first.data_ptr(), first.stride(0)
         for linear in linears:
@@ -69,6 +75,15 @@ class FrozenLayers:
             end += first.element_size() * ld * len(linear.weight)
         whole = first.detach().as_strided((sum(len(w) for w in weights), first.shape[1]), (ld, 1))
         return [self._product(whole, None), *(Product() for _ in linears[1:])]
+
+    def _product_of(self, linear: Any) -> Product:
+        bias = getattr(linear, "bias", None)
+        if type(linear) is not Int8Linear:
+            return self._product(linear.weight, bias)
+        weight = linear.int8
+        self.kept += [weight.panels, scales := weight.scales.float()]
+        bias = None if bias is None else self._keep(bias.float())
+        return native.int8_product(replace(weight, scales=scales), bias)
 
     def _product(self, w: Tensor, bias: Tensor | None) -> Product:
         kind = "bf16-dots" if self.kind == "bf16-tiles" and w.shape[1] % TILE else self.kind
@@ -130,14 +145,19 @@ def _plain(network: Transformer) -> tuple[list[nn.Linear], list[RMSNorm | None]]
     ends = [(network.embed, nn.Embedding), (network.norm, RMSNorm)]
     ends += [] if network.lm_head is None else [(network.lm_head, nn.Linear)]
     kinds = [*((x, nn.Linear) for x in linears), *((x, RMSNorm) for x in norms if x is not None), *ends]
-    if any(type(x) is not kind for x, kind in kinds):
+    if any(type(x) is not kind and not (kind is nn.Linear and type(x) is Int8Linear) for x, kind in kinds):
         return None
     modules = [*parents, *(x for x, _ in kinds)]
-    weights = [w for x, _ in kinds for w in x._parameters.values() if w is not None]
+    weights = [w for x, _ in kinds for w in _read(x) if w is not None]
     dtype = network.embed.weight.dtype
     if any(x._forward_hooks or x._forward_pre_hooks for x in modules) or not all(_readable(w, dtype) for w in weights):
         return None
     return linears, norms
+
+
+def _read(module: nn.Module) -> Iterable[Tensor | None]:
+    """What must have the network's dtype."""
+    return (module.bias,) if type(module) is Int8Linear else module._parameters.values()
 
 
 def _readable(x: Tensor, dtype: torch.dtype) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlm.data.gguf import is_gguf
 from dlm.errors import UserError
-from dlm.models import gguf_weights
+from dlm.models import gguf_weights, int8
 from dlm.models.config import ModelConfig
 from dlm.models.device import require_room
 from dlm.models.families import FAMILIES
@@ -20,8 +20,10 @@ from dlm.models.shards import INDEX, KINDS, WEIGHTS, Declared, declared, opened,
 from dlm.models.transformer import Transformer
 
 
-def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> Transformer:
-    """The network with its weights: one copy in memory, converted tensor by tensor on the way in.
+def read_network(
+    config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype, rounded: bool = False
+) -> Transformer:
+    """The network with its weights: one copy in memory, converted tensor by tensor on the way in, to int8 if `rounded`.
 
     What the files declare is compared with `config` before anything is built or memory is allocated.
     """
@@ -45,16 +47,28 @@ def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype:
     layouts = [hub_layout(names, shapes) for names in spellings]
     layout = max(layouts, key=lambda layout: len(found.keys() & layout.keys()) / len(layout))
     _check(layout, found, config, folder)
+    rows = {name: shape[0] for name, shape in shapes.items() if shape}
+    small = int8.replace(network) if rounded else {}
     require_room(network, device, folder)
     _allocate(network, device)
-    ours = network.state_dict()
+    ours, written = network.state_dict(), dict.fromkeys(small, 0)
     for file in files:
         with opened(file, device) as shard:
             for hub in shard.keys():  # noqa: SIM118 (a safetensors handle is not a dict)
                 if hub in layout:
+                    for part in layout[hub].parts:
+                        if part.ours in small and part.ours not in ours:
+                            ours[part.ours] = torch.empty(shapes[part.ours], dtype=dtype)
                     pieces = getattr(shard, "pieces", None)
                     for start, piece in pieces(hub) if pieces else [(0, shard.get_tensor(hub))]:
                         _copy(piece, start, layout[hub], ours)
+                    for part in layout[hub].parts:
+                        if part.ours in small:
+                            written[part.ours] += part.length
+                            if written[part.ours] == rows[part.ours]:
+                                small[part.ours].take(ours.pop(part.ours))
+    if rounded:
+        int8.round_tied_head(network)
     return network
 
 
