@@ -2,6 +2,8 @@
 
 from contextlib import AbstractContextManager
 
+import torch
+
 from dlm.errors import UserError
 from dlm.inference.config import EngineConfig
 from dlm.inference.forward import Forward
@@ -9,7 +11,7 @@ from dlm.inference.fused import FusedLayers, forget, frozen_layers
 from dlm.inference.graphs import Graphs, cuda_graphs
 from dlm.inference.layout import Layout
 from dlm.inference.transfers import Transfers
-from dlm.kernels.paths import computing_with, find
+from dlm.kernels.paths import PATHS, computing_with, find
 from dlm.models import fingerprint
 from dlm.models.lm import LM
 from dlm.models.packing import pack
@@ -53,5 +55,7 @@ class Compute:
         if not network.training:
             pack(network)
         self.state = fingerprint.weights_state(network)
-        frozen = frozen_layers(network, self.state) if self.path.whole_layers else None
+        frozen = frozen_layers(network, self.state, self.path.unit) if self.path.whole_layers else None
+        if frozen is None and self.path.whole_layers and self.lm.dtype != torch.float32:
+            self.path = PATHS["torch"]  # C's single kernels are for floats
         self.fused = None if frozen is None else FusedLayers(network, frozen)

@@ -49,8 +49,8 @@ class ModelSection(BaseModel, frozen=True, extra="forbid"):
         default=None,
         description="Folder of a LoRA adapter to merge into it; beside the weights where they are quantised.",
     )
-    quantize: Literal["nf4", "int8"] | None = Field(
-        default=None, description="Pack the layers' matrices in 4 or 8 bits (needs bitsandbytes)."
+    quantize: Literal["nf4", "int8", "q8"] | None = Field(
+        default=None, description="Pack the matrices in 4 or 8 bits: nf4 and int8 by bitsandbytes, q8 for a CPU."
     )
     tensor_parallel: int = Field(
         default=1, ge=1, description="Processes of one node that share the layers; start them with torchrun."
@@ -214,7 +214,7 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     )
     max_num_tokens: int = Field(default=8192, ge=1, le=2**31, description="Positions in one forward, at most.")
     max_num_requests: int = Field(default=256, ge=1, le=MOST, description="Requests under way at a time, at most.")
-    kernels: Literal["auto", "triton", "c", "torch"] = Field(
+    kernels: Literal["auto", "triton", "c", "torch", "c-widened", "c-dots", "c-tiles"] = Field(
         default="auto",
         description="What computes: Triton on a GPU, C for float32 on a CPU, torch anywhere; auto takes the first that can.",
     )

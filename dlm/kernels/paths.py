@@ -3,8 +3,10 @@
 | path   | runs on                           | provides                                                            |
 |--------|-----------------------------------|---------------------------------------------------------------------|
 | triton | a GPU, or Triton's interpreter    | attention over pages, norms, confidence with and without draws      |
-| c      | a CPU, float32                    | attention over pages, all layers in one call, confidence without draws |
+| c      | a CPU, float32 or bfloat16        | attention over pages, all layers in one call, confidence with and without draws |
 | torch  | everywhere                        | all of it, by torch's own operations                                |
+
+c-widened, c-dots and c-tiles are "c" with one way of multiplying bfloat16; "c" takes the fastest that the CPU has.
 """
 
 import os
@@ -24,7 +26,7 @@ from dlm.errors import UserError
 from dlm.kernels.c import native
 from dlm.kernels.threads import threads_now
 
-Kernels = Literal["auto", "triton", "c", "torch"]
+Kernels = Literal["auto", "triton", "c", "torch", "c-widened", "c-dots", "c-tiles"]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's own switch: its kernels run in its interpreter, on CPU tensors."""
 
@@ -43,10 +45,24 @@ def _no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _no_c(device: torch.device, dtype: torch.dtype) -> str | None:
-    if device.type != "cpu" or dtype != torch.float32:
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         kind = str(dtype).removeprefix("torch.")
-        return f"the kernels in C compute in float32 on a CPU, and the model is {kind} on {device}"
+        return f"the kernels in C compute in float32 and bfloat16 on a CPU, and the model is {kind} on {device}"
     return native.unavailable()
+
+
+def _no_c_by(unit: str) -> Callable[[torch.device, torch.dtype], str | None]:
+    def missing(device: torch.device, dtype: torch.dtype) -> str | None:
+        if dtype == torch.float32:
+            return "it multiplies bfloat16, and the model is float32"
+        if (why := _no_c(device, dtype)) is None and not native.multiplies(f"bf16-{unit}"):
+            return f"this processor has no {UNITS[unit]}, or the compiler does not know it"
+        return why
+
+    return missing
+
+
+UNITS = {"widened": "arithmetic", "dots": "avx512_bf16", "tiles": "amx_bf16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +84,21 @@ class Path:
     """`confidence` is one pass over the vocabulary at temperature 0."""
     draws: bool
     """`confidence` is one pass above temperature 0 too."""
+    unit: str | None = None
+    """How C multiplies bfloat16, where that is not left to it."""
 
     def takes(self, x: Tensor) -> bool:
-        """Whether it computes on this tensor. C reads its memory: no gradient, and of torch's own kind."""
+        """Whether its kernels compute on this tensor. C reads floats in memory: no gradient, and of torch's own kind."""
         return self._reads(x) and self.missing(x.device, x.dtype) is None
 
     def goes_on(self, x: Tensor) -> bool:
         """The same for a path that was found to be there: what a step asks many times is looked up once."""
-        return self._reads(x) and _there(self.name, x.device, x.dtype)
+        return self._reads(x) and _there("c" if self.unit else self.name, x.device, x.dtype)
 
     def _reads(self, x: Tensor) -> bool:
-        return self.name != "c" or (not torch.is_grad_enabled() and type(x) in (Tensor, torch.nn.Parameter))
+        if not self.whole_layers:
+            return True
+        return x.dtype == torch.float32 and not torch.is_grad_enabled() and type(x) in (Tensor, torch.nn.Parameter)
 
     def kernel(self, name: str) -> Any:
         """The function of that name."""
@@ -90,6 +110,10 @@ class Path:
 
 
 NAMES = ("paged_attention", "rope_write", "rms_norm", "confidence")
+IN_C: dict[str, Any] = {
+    "modules": dict.fromkeys(NAMES, "c.native"), "paged": True, "norms": False, "whole_layers": True, "confident": True,
+    "draws": True,
+}  # fmt: skip
 PATHS = {
     path.name: path
     for path in (
@@ -97,17 +121,15 @@ PATHS = {
             name="triton", missing=_no_triton, modules=dict(zip(NAMES, ("attention", "rope", "norm", "pick"), strict=True)),
             paged=True, norms=True, whole_layers=False, confident=True, draws=True,
         ),
-        Path(
-            name="c", missing=_no_c, modules=dict.fromkeys(NAMES, "c.native"),
-            paged=True, norms=False, whole_layers=True, confident=True, draws=False,
-        ),
+        Path(name="c", missing=_no_c, **IN_C),
         Path(
             name="torch", missing=lambda device, dtype: None, modules=dict.fromkeys(NAMES, "reference"),
             paged=False, norms=False, whole_layers=False, confident=False, draws=False,
         ),
+        *(Path(name=f"c-{unit}", missing=_no_c_by(unit), unit=unit, **IN_C) for unit in UNITS),
     )
 }  # fmt: skip
-"""In the order in which "auto" tries them."""
+"""In the order in which "auto" tries them; torch never fails."""
 _named: ContextVar[Path | None] = ContextVar("named", default=None)
 
 

@@ -44,7 +44,8 @@ def load(
     whatever it is quantised to (needs `dlm[gguf]`).
     `tensor_parallel` splits the layers over so many processes of one node, started by torchrun. `adapter` is a folder
     that training left, added to the weights unless `merge` is False; given as `name`, it brings its base model along.
-    `quantize="nf4"` or `"int8"` packs the layers' matrices by bitsandbytes; an adapter then stays beside them.
+    `quantize="nf4"` or `"int8"` packs the layers' matrices by bitsandbytes; an adapter then stays beside them. `"q8"` is for
+    a CPU: int8 with a scale for every 64 numbers, head included, rounded while the file is read (an adapter is merged first).
     """
     folder = find(name, revision)
     if adapter is None and (base := adapters.base_of(folder)) is not None:
@@ -74,17 +75,22 @@ def load(
     config = config_from_hub(settings, source, ids)
     if quantize:
         require(quantize, where, config)
+    early = quantize == "q8" and adapter is None
+    if quantize == "q8" and adapter is not None and not merge:
+        raise UserError("quantize = 'q8' rounds sums of weights and adapters: leave merge=False out")
     if tensor_parallel > 1:
         network = _split(config, folder, where, pick_dtype(dtype, settings, where), tensor_parallel)
     else:
         network = read_network(
-            config, folder, torch.device("cpu") if quantize else where, pick_dtype(dtype, settings, where)
+            config, folder, torch.device("cpu") if quantize else where, pick_dtype(dtype, settings, where), early
         )
     lm = LM(network.eval(), tokenizer, str(name), settings, generation)
-    if quantize:
+    if quantize and quantize != "q8":
         quantise(network, quantize, where)
     if adapter is not None:
-        adapters.load(lm, find(adapter), merged=merge and not quantize)
+        adapters.load(lm, find(adapter), merged=merge and quantize in (None, "q8"))
+    if quantize == "q8" and not early:
+        quantise(network, quantize, where)
     return lm
 
 

@@ -1,4 +1,4 @@
-"""The layers' matrices in 4 or 8 bits, through bitsandbytes."""
+"""The layers' matrices in 4 or 8 bits, through bitsandbytes; q8 is this project's own, for a CPU."""
 
 import logging
 from collections.abc import Callable
@@ -8,19 +8,23 @@ import torch
 from torch import nn
 
 from dlm.errors import UserError
+from dlm.models import int8
 from dlm.models.config import ModelConfig
 from dlm.models.transformer import Transformer
 
-Quantisation = Literal["nf4", "int8"]
+Quantisation = Literal["nf4", "int8", "q8"]
 
 
 def quantise(network: Transformer, kind: Quantisation, device: torch.device, double: bool = True) -> None:
     """Replace the layers' linear modules by quantised ones and move everything to `device`, a matrix at a time.
 
-    Embeddings, head and norms stay as they are. `double` quantises the scales of nf4 as well. Products are computed in
+    Embeddings, head and norms stay as they are, but q8 rounds the head too. `double` quantises the scales of nf4 as well. Products are computed in
     the dtype that the weights had.
     """
     library = require(kind, device, network.config)
+    if kind == "q8":
+        int8.quantise(network)
+        return
     for name, module in list(network.layers.named_modules()):
         if type(module) is nn.Linear:
             network.layers.set_submodule(name, QUANTISED[kind](library, module, double).to(device))
@@ -53,8 +57,14 @@ QUANTISED: dict[str, Callable[[Any, nn.Linear, bool], nn.Module]] = {"nf4": _nf4
 def require(kind: Quantisation, device: torch.device, config: ModelConfig | None = None) -> Any:
     """bitsandbytes, once it has multiplied by quantised matrices on this device; else an error with the way out.
 
-    With `config` they have the shapes of that network's layers, otherwise one has 64 rows and columns.
+    With `config` they have the shapes of that network's layers, otherwise one has 64 rows and columns. q8 needs no library.
     """
+    if kind == "q8":
+        if device.type != "cpu":
+            raise UserError(f"quantize = 'q8' is for a CPU, and the model goes to {device}: take 'int8' or 'nf4' there")
+        if config is not None and config.moe is not None:
+            raise UserError("quantize = 'q8': experts are stacked, and q8 rounds single matrices only")
+        return None
     if config is not None and config.moe is not None:
         raise UserError(f"quantize = {kind!r}: experts are stacked, and bitsandbytes quantises single matrices only")
     quiet()

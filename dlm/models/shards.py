@@ -1,14 +1,17 @@
 """Finds the weight files of a checkpoint, safetensors or GGUF, and reads what they declare, but no weights."""
 
+import json
 import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from dlm.data.gguf import is_gguf
 from dlm.errors import UserError
@@ -19,6 +22,9 @@ from dlm.models.settings import read_json
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 KINDS = ("F64", "F32", "F16", "BF16")
 """How weights are stored, by safetensors' names."""
+DTYPES = dict(zip(KINDS, (torch.float64, torch.float32, torch.float16, torch.bfloat16), strict=True))
+PIECE = 2**24
+"""Bytes read at a time."""
 MOST_HEADER = 32 * 2**20
 """Bytes of a header; 100,000 tensors take 15 MB."""
 
@@ -79,6 +85,37 @@ def declared(files: list[Path]) -> dict[str, Declared]:
     return found
 
 
+class _OnHost:
+    """A file's tensors, read in pieces: what is mapped stays in memory until the file is closed, and what is read does not."""
+
+    def __init__(self, file: Path, header: int, shard: Any) -> None:
+        self.keys, self.get_slice, self.get_tensor = shard.keys, shard.get_slice, shard.get_tensor
+        self.file, self.first = file, 8 + header
+        with file.open("rb") as raw:
+            raw.seek(8)
+            self.header = json.loads(raw.read(header))
+
+    def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """The tensor in runs of its first axis, each with the number of its first one."""
+        facts = self.header[name]
+        shape, dtype = facts["shape"], DTYPES.get(facts["dtype"])
+        if not shape or dtype is None or 0 in shape:
+            yield 0, self.get_tensor(name)
+            return
+        each = dtype.itemsize * prod(shape[1:])
+        count = max(1, PIECE // each)
+        with self.file.open("rb", buffering=0) as raw:
+            raw.seek(self.first + facts["data_offsets"][0])
+            for start in range(0, shape[0], count):
+                piece = torch.empty(min(count, shape[0] - start), *shape[1:], dtype=dtype)
+                place = memoryview(piece.view(-1).view(torch.uint8).numpy())
+                while len(place):
+                    if not (done := raw.readinto(place)):
+                        raise OSError(f"it ends within {name!r}")
+                    place = place[done:]
+                yield start, piece
+
+
 @contextmanager
 def opened(file: Path, device: torch.device) -> Iterator[Any]:
     """A file's tensors, read to `device` one by one; errors name the file."""
@@ -91,7 +128,7 @@ def opened(file: Path, device: torch.device) -> Iterator[Any]:
         if MOST_HEADER < length <= file.stat().st_size:  # a longer one than the file is an error of safetensors' own
             raise UserError(f"{file} has a header of {length:,} bytes; more than {MOST_HEADER:,} are not read")
         with safe_open(file, framework="pt", device=str(device)) as shard:
-            yield shard
+            yield _OnHost(file, length, shard) if device.type == "cpu" else shard
     except MemoryError as error:
         raise UserError(f"{file} has {file.stat().st_size:,} bytes, more than can be mapped here: {error}") from error
     except (SafetensorError, OSError) as error:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlm.data.gguf import is_gguf
 from dlm.errors import UserError
-from dlm.models import gguf_weights
+from dlm.models import gguf_weights, int8
 from dlm.models.config import ModelConfig
 from dlm.models.device import require_room
 from dlm.models.families import FAMILIES
@@ -20,8 +20,10 @@ from dlm.models.shards import INDEX, KINDS, WEIGHTS, Declared, declared, opened,
 from dlm.models.transformer import Transformer
 
 
-def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> Transformer:
-    """The network with its weights: one copy in memory, converted tensor by tensor on the way in.
+def read_network(
+    config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype, rounded: bool = False
+) -> Transformer:
+    """The network with its weights: one copy in memory, converted tensor by tensor on the way in, to int8 if `rounded`.
 
     What the files declare is compared with `config` before anything is built or memory is allocated.
     """
@@ -45,15 +47,41 @@ def read_network(config: ModelConfig, folder: Path, device: torch.device, dtype:
     layouts = [hub_layout(names, shapes) for names in spellings]
     layout = max(layouts, key=lambda layout: len(found.keys() & layout.keys()) / len(layout))
     _check(layout, found, config, folder)
+    rows = {name: shape[0] for name, shape in shapes.items() if shape}
+    small = int8.replace(network) if rounded else {}
     require_room(network, device, folder)
-    network.to_empty(device=device)
-    ours = network.state_dict()
+    _allocate(network, device)
+    ours, written = network.state_dict(), dict.fromkeys(small, 0)
     for file in files:
         with opened(file, device) as shard:
             for hub in shard.keys():  # noqa: SIM118 (a safetensors handle is not a dict)
                 if hub in layout:
-                    _copy(shard.get_tensor(hub), layout[hub], ours)
+                    for part in layout[hub].parts:
+                        if part.ours in small and part.ours not in ours:
+                            ours[part.ours] = torch.empty(shapes[part.ours], dtype=dtype)
+                    pieces = getattr(shard, "pieces", None)
+                    for start, piece in pieces(hub) if pieces else [(0, shard.get_tensor(hub))]:
+                        _copy(piece, start, layout[hub], ours)
+                    for part in layout[hub].parts:
+                        if part.ours in small:
+                            written[part.ours] += part.length
+                            if written[part.ours] == rows[part.ours]:
+                                small[part.ours].take(ours.pop(part.ours))
+    if rounded:
+        int8.round_tied_head(network)
     return network
+
+
+def _allocate(network: Transformer, device: torch.device) -> None:
+    """Memory for all of it, not written. (`to_empty` asks the meta device, which imports sympy: 0.6 s.)"""
+    for module in network.modules():
+        for name, old in module._parameters.items():
+            if old is not None:
+                new = torch.empty(old.shape, dtype=old.dtype, device=device)
+                module._parameters[name] = torch.nn.Parameter(new, old.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
 
 
 def _spellings(config: ModelConfig, found: Mapping[str, Declared], folder: Path) -> list[Names]:
@@ -94,12 +122,16 @@ def _check(layout: Mapping[str, HubTensor], found: Mapping[str, Declared], confi
 
 
 @torch.no_grad()
-def _copy(source: Tensor, tensor: HubTensor, ours: Mapping[str, Tensor]) -> None:
-    row = 0
+def _copy(source: Tensor, start: int, tensor: HubTensor, ours: Mapping[str, Tensor]) -> None:
+    """Runs of a hub tensor's first axis, from number `start` on, to where they belong."""
+    first = 0
     for part in tensor.parts:
         target = ours[part.ours][part.index].narrow(part.axis, part.start, part.length)
-        target.copy_(source.narrow(part.axis, row, part.length))
-        row += part.length
+        if part.axis > 0:
+            target.narrow(0, start, len(source)).copy_(source.narrow(part.axis, first, part.length))
+        elif (low := max(first, start)) < (high := min(first + part.length, start + len(source))):
+            target.narrow(0, low - first, high - low).copy_(source.narrow(0, low - start, high - low))
+        first += part.length
 
 
 def _said_in(folder: Path) -> str:

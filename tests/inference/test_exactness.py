@@ -83,10 +83,10 @@ def test_kernels_that_cannot_be_had_say_why(kernels, why, monkeypatch):
         assert dlm.Engine(tiny_lm(), **given).batch.stepper.compute.path.name == "torch"
 
 
-def test_c_is_for_float32(monkeypatch):
+def test_c_is_for_float32_and_bfloat16(monkeypatch):
     lm = tiny_lm()
-    lm.network.to(torch.bfloat16)
-    refused("C compute in float32 on a CPU, and the model is bfloat16 on cpu", dlm.Engine, lm, kernels="c")
+    lm.network.to(torch.float16)
+    refused("C compute in float32 and bfloat16 on a CPU, and the model is float16 on cpu", dlm.Engine, lm, kernels="c")
     assert dlm.Engine(lm).batch.stepper.compute.path.name == "torch"
 
 

@@ -114,7 +114,7 @@ static void give_lanes(const float *found, int64_t wide, int64_t lane, vec mass,
 
 #define LANES (2 * W)
 #define PIECES 8 /* of so many lanes that one task takes: keys and values are then fetched once for all of them */
-#define TASK(e) ((2 * PIECES * LANES + KEYS) * (e)) /* floats that a thread works in */
+#define TASK(e) ((2 * PIECES * LANES + 2 * KEYS) * (e)) /* floats that a thread works in */
 #define BOUNDS(spans) (((spans) + 8) / 8 * 8)       /* 64-bit numbers, one more than there are spans */
 
 /* Floats of room for attention: two lists of bounds, then each thread's own. */
@@ -122,15 +122,16 @@ int64_t dlm_attention_room(int64_t spans, int64_t e, int threads) { return 4 * B
 
 /* One task: rows (own of them, LANES at a time) of one key head, `group` query heads each, over all they see. `room`
    holds TASK(e) floats. */
-static void attend(const float *q, int64_t stride_q, const float *k_pages, const float *v_pages, const int32_t *table,
+static void attend(const float *q, int64_t stride_q, const void *k_pages, const void *v_pages, int half, const int32_t *table,
                    const int32_t *positions, int32_t visible, int32_t block_length,
                    const int64_t *rows, int64_t first, int64_t own, int64_t group, int64_t e, int64_t size,
                    int64_t step, float scale, float *out, int64_t stride_out, float *room) {
-  float *queries = room, *found = queries + PIECES * LANES * e, *values = found + PIECES * LANES * e;
+  float *queries = room, *found = queries + PIECES * LANES * e, *values = found + PIECES * LANES * e, *widened = values + KEYS * e;
   const float *keys[KEYS + TALL]; /* and those of the block after it, which are fetched early */
   vec best[PIECES][2], total[PIECES][2];
   ivec until[PIECES][2];
   int64_t least[PIECES], most[PIECES], all_most = 0, page = 0, place = 0;
+  const int64_t ahead = half ? 0 : (const float *)v_pages - (const float *)k_pages;
   for (int64_t piece = 0; piece * LANES < own; piece++) {
     int64_t lanes = MIN(LANES, own - piece * LANES), wide = lanes > W ? LANES : W;
     const float *from[LANES];
@@ -148,17 +149,23 @@ static void attend(const float *q, int64_t stride_q, const float *k_pages, const
     if (most[piece] > all_most) all_most = most[piece];
   }
   for (int64_t from = 0; from < all_most; from += KEYS) {
-    int first_piece = 1;
-    for (int64_t k = from ? TALL : 0; k < KEYS + TALL; k++) {
-      if (from + k < all_most) {
-        keys[k] = k_pages + (table[page] * size + place) * step;
+    int first_piece = !half;
+    for (int64_t k = from && !half ? TALL : 0; k < KEYS + TALL; k++) {
+      if (half && k < KEYS && from + k < all_most) { /* widened here: keys and values then lie side by side */
+        int64_t at = (table[page] * size + place) * step;
+        dlm_widen((const uint16_t *)k_pages + at, e, widened + k * e);
+        dlm_widen((const uint16_t *)v_pages + at, e, values + k * e);
+        keys[k] = widened + k * e;
+        if (++place == size) place = 0, page++;
+      } else if (!half && from + k < all_most) {
+        keys[k] = (const float *)k_pages + (table[page] * size + place) * step;
         if (++place == size) place = 0, page++;
       } else keys[k] = keys[k - 1];
     }
     for (int64_t piece = 0; piece * LANES < own; piece++) {
       if (from >= most[piece]) continue;
       (own - piece * LANES > W ? attend2 : attend1)(
-          queries + piece * LANES * e, until[piece], least[piece], best[piece], total[piece], keys, v_pages - k_pages,
+          queries + piece * LANES * e, until[piece], least[piece], best[piece], total[piece], keys, ahead,
           values, first_piece, from, MIN(KEYS, all_most - from), e, found + piece * LANES * e);
       first_piece = 0;
     }
@@ -173,8 +180,8 @@ static void attend(const float *q, int64_t stride_q, const float *k_pages, const
 }
 
 /* out (w, h, e): of the packed rows those in `rows`, (w,) ascending. Spans and pages as in spans.py. `room` holds
-   dlm_attention_room(spans, e, threads) floats. */
-void dlm_paged_attention(const float *q, int64_t stride_q, const float *k_pages, const float *v_pages,
+   dlm_attention_room(spans, e, threads) floats. Pages hold bfloat16 if `half`, else float32. */
+void dlm_paged_attention(const float *q, int64_t stride_q, const void *k_pages, const void *v_pages, int half,
                          const int32_t *starts, const int32_t *positions, const int32_t *visible, const int32_t *tables,
                          int64_t table_width, const int32_t *block_lengths, const int64_t *rows, float *out,
                          float *room, int64_t spans, int64_t w, int64_t h, int64_t g, int64_t e, int64_t size,
@@ -193,7 +200,8 @@ void dlm_paged_attention(const float *q, int64_t stride_q, const float *k_pages,
     while (task_of[span + 1] <= task) span++;
     int64_t lanes = (begin[span + 1] - begin[span]) * group, parts = (task_of[span + 1] - task_of[span]) / g;
     int64_t head = (task - task_of[span]) / parts, first = (task - task_of[span]) % parts * PIECES * LANES;
-    attend(q + head * group * e, stride_q, k_pages + head * e, v_pages + head * e, tables + span * table_width,
+    int64_t apart = head * e * (half ? 2 : 4);
+    attend(q + head * group * e, stride_q, (const char *)k_pages + apart, (const char *)v_pages + apart, half, tables + span * table_width,
            positions, visible[span], block_lengths[span], rows + begin[span], first,
            MIN(PIECES * LANES, lanes - first), group, e, size, g * e, scale,
            out + (begin[span] * h + head * group) * e, h * e, own + THREAD * TASK(e));

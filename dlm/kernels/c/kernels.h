@@ -13,11 +13,15 @@
 #pragma once
 #include "vectors.h"
 
+enum { FLOAT32, BF16_WIDENED, BF16_DOTS, BF16_TILES, INT8_WIDENED, INT8_DOTS }; /* what is multiplied, and how */
+
 typedef struct { /* y = x w^T + bias */
-  const float *w;      /* (n, ld) */
-  const float *panels; /* the same as (n / PANEL, k, PANEL), filled up with zeros; 0: made on the way, for more time */
+  const float *w;      /* (n, ld) words of 32 bits: see products.h */
+  const float *panels; /* the same as (n / PANEL, words, PANEL), filled up with zeros; 0: made on the way, for more time */
   const float *bias;
   int64_t n, k, ld;
+  int64_t kind;
+  const float *scales; /* of int8: (n / PANEL, groups, PANEL) */
 } Product;
 
 typedef struct {
@@ -29,6 +33,7 @@ typedef struct { /* what all layers share */
   int64_t layers, d, h, g, e, f, r;
   float eps;
   int32_t threads;
+  int64_t half; /* the table of embeddings and the pages hold bfloat16, else float32 */
 } Network;
 
 typedef struct { /* what stays as long as the same spans are run */
@@ -36,10 +41,22 @@ typedef struct { /* what stays as long as the same spans are run */
   const float *cos, *sin;
   const int64_t *slots, *all_rows; /* all_rows: 0 ... n - 1 */
   const int32_t *starts, *positions, *visible, *tables, *block_lengths;
-  float *keys, *values, *room;
+  void *keys, *values;
+  float *room;
   float *projected; /* the first layer's queries, keys and values of tokens, (v, (h + 2 g) e): of the token alone */
   uint8_t *known;   /* (v,): of which tokens they are there; both may be 0 */
 } Run;
+
+/* dots.c, tiles.c */
+int dlm_has_bf16_dots(void);
+int dlm_has_int8_dots(void);
+int dlm_has_bf16_tiles(void);
+
+static inline uint32_t bf16(float x) { /* the nearest bfloat16, to even; NaN stays one */
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
 
 /* products.c */
 int64_t dlm_room(int64_t m, int threads);
@@ -56,10 +73,18 @@ void dlm_rotate(const float *q, int64_t stride, const float *cos, const float *s
 void dlm_write(const float *k, int64_t stride_k, const float *v, int64_t stride_v, const float *cos, const float *sin,
                const int64_t *slots, float *keys, float *values, int64_t n, int64_t g, int64_t e, int64_t r,
                int threads);
+void dlm_narrow(const float *x, int64_t n, uint16_t *out);
+void dlm_widen(const uint16_t *x, int64_t n, float *out);
+void dlm_write_halves(const float *x, int64_t stride, const int64_t *slots, uint16_t *pages, int64_t n, int64_t width,
+                      int threads);
+
+/* draws.c */
+int64_t dlm_draw(const float *x, int64_t v, int64_t mask, float top, int64_t first, float temperature,
+                 const uint32_t *address, uint8_t *unsure);
 
 /* attention.c */
 int64_t dlm_attention_room(int64_t spans, int64_t e, int threads);
-void dlm_paged_attention(const float *q, int64_t stride_q, const float *k_pages, const float *v_pages,
+void dlm_paged_attention(const float *q, int64_t stride_q, const void *k_pages, const void *v_pages, int half,
                          const int32_t *starts, const int32_t *positions, const int32_t *visible, const int32_t *tables,
                          int64_t table_width, const int32_t *block_lengths, const int64_t *rows, float *out,
                          float *room, int64_t spans, int64_t w, int64_t h, int64_t g, int64_t e, int64_t size,

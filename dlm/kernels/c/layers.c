@@ -13,6 +13,12 @@ int64_t dlm_layers_room(const Network *net, int64_t n, int64_t spans) {
   return shared + n * (3 * net->d + (3 * net->h + 2 * net->g) * net->e + 2 * net->f);
 }
 
+/* Row number `id` of the embeddings (v, d). */
+static void embed(const Network *net, const void *table, int64_t id, float *out) {
+  if (net->half) dlm_widen((const uint16_t *)table + id * net->d, net->d, out);
+  else memcpy(out, (const float *)table + id * net->d, net->d * sizeof(float));
+}
+
 /* Each head of x (n, h, e), whose rows are `width` apart, is normed in place; `room` holds n * h * e floats. */
 static void norm_heads(float *x, int64_t width, const float *weight, float eps, float *room, int64_t n, int64_t h,
                        int64_t e, int threads) {
@@ -29,13 +35,13 @@ static void project(const Network *net, const Layer *layer, const Run *run, cons
 
 /* The same of the first layer, of n ids: computed for tokens that are new, and kept. Of a network of 4 layers that spares
    5 % of the time. `rows` and `normed` are (n, d), `fresh` is (n,). */
-static void project_tokens(const Network *net, const Layer *layer, const Run *run, const float *table,
+static void project_tokens(const Network *net, const Layer *layer, const Run *run, const void *table,
                            const int64_t *ids, int64_t *fresh, float *rows, float *normed, float *qkv) {
   int64_t n = run->n, d = net->d, width = (net->h + 2 * net->g) * net->e, m = 0;
   for (int64_t i = 0; i < n; i++)
     if (!run->known[ids[i]]) {
       run->known[ids[i]] = 1;
-      memcpy(rows + m * d, table + ids[i] * d, d * sizeof(float));
+      embed(net, table, ids[i], rows + m * d);
       fresh[m++] = ids[i];
     }
   if (m) {
@@ -49,7 +55,7 @@ static void project_tokens(const Network *net, const Layer *layer, const Run *ru
 /* Final hidden states (w, d) of the output rows, after the last norm, from the rows of a table (v, d) that n ids name;
    returns the place of an id that is not in it, or -1. run->room holds dlm_layers_room(net, n, spans) floats. taps
    (n, count, d) is filled with the outputs of `count` layers, those numbers in `tapped`, of all rows. */
-int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, const float *last_norm, const float *table,
+int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, const float *last_norm, const void *table,
                    int64_t v, const int64_t *ids, const int64_t *output_rows, int64_t w, float *out,
                    const int64_t *tapped, int64_t count, float *taps) {
   int64_t n = run->n, d = net->d, h = net->h, g = net->g, e = net->e, f = net->f, width = (h + 2 * g) * e;
@@ -63,11 +69,12 @@ int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, cons
   for (int64_t t = 0; t < count; t++) last_tapped |= tapped[t] == net->layers - 1;
   for (int64_t i = 0; i < n; i++) {
     if (ids[i] < 0 || ids[i] >= v) return i;
-    memcpy(x + i * d, table + ids[i] * d, d * sizeof(float));
+    embed(net, table, ids[i], x + i * d);
   }
   for (int64_t number = 0; number < net->layers; number++) {
     const Layer *layer = layers + number;
-    float *keys = run->keys + number * run->layer_stride, *values = run->values + number * run->layer_stride;
+    int64_t before = number * run->layer_stride * (net->half ? 2 : 4);
+    void *keys = (char *)run->keys + before, *values = (char *)run->values + before;
     if (number == 0 && run->known) {
       project_tokens(net, layer, run, table, ids, fresh, few, normed, qkv);
     } else {
@@ -79,14 +86,20 @@ int64_t dlm_layers(const Network *net, const Layer *layers, const Run *run, cons
       norm_heads(qkv + h * e, width, layer->k_norm, net->eps, queries, n, g, e, threads);
     }
     dlm_rotate(qkv, width, run->cos, run->sin, queries, n, h, e, net->r, threads);
-    dlm_write(qkv + h * e, width, qkv + (h + g) * e, width, run->cos, run->sin, run->slots, keys, values, n, g, e,
-              net->r, threads);
+    if (net->half) {
+      dlm_rotate(qkv + h * e, width, run->cos, run->sin, found, n, g, e, net->r, threads);
+      dlm_write_halves(found, g * e, run->slots, keys, n, g * e, threads);
+      dlm_write_halves(qkv + (h + g) * e, width, run->slots, values, n, g * e, threads);
+    } else {
+      dlm_write(qkv + h * e, width, qkv + (h + g) * e, width, run->cos, run->sin, run->slots, keys, values, n, g, e,
+                net->r, threads);
+    }
     const int64_t *rows = run->all_rows;
     if (number == net->layers - 1 && !last_tapped) { /* from here on only the output rows */
       for (int64_t i = 0; i < w; i++) memcpy(few + i * d, x + output_rows[i] * d, d * sizeof(float));
       x = few, n = w, rows = output_rows;
     }
-    dlm_paged_attention(queries, h * e, keys, values, run->starts, run->positions, run->visible, run->tables,
+    dlm_paged_attention(queries, h * e, keys, values, net->half, run->starts, run->positions, run->visible, run->tables,
                         run->table_width, run->block_lengths, rows, found, attention, run->spans, n, h, g, e,
                         run->page_size, 1.0f / sqrtf((float)e), threads);
     dlm_product(&layer->o, found, h * e, x, d, n, 1, room, threads);

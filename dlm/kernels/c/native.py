@@ -1,4 +1,4 @@
-"""The kernels for fp32 tensors on a CPU, in C: compiled when they are first needed, kept for the next time.
+"""The kernels for a CPU, in C: compiled when they are first needed, kept for the next time.
 
 DLM_NATIVE=0 switches them off; DLM_NATIVE=1 makes it an error that they cannot be had.
 """
@@ -13,9 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dlm.errors import UserError
+from dlm.kernels import reference
 from dlm.kernels.c.built import LOG, load
 from dlm.kernels.c.compiler import BuildError, NoCompiler, Unfinished, compiler
 from dlm.kernels.c.structs import Layer, Network, Product, Run, check_sizes
+from dlm.kernels.int8 import Int8Weight
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
 from dlm.kernels.threads import threads_now
@@ -32,8 +34,10 @@ SIGNATURES = {
     "dlm_rms_norm": [_P, _I, _I, _P, _P, _F, _P, _P, _I, _I, _I, _N],
     "dlm_rotate": [_P, _I, _P, _P, _P, _I, _I, _I, _I, _N],
     "dlm_write": [_P, _I, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _N],
-    "dlm_paged_attention": [_P, _I, *[_P] * 6, _I, *[_P] * 4, *[_I] * 6, _F, _N],
+    "dlm_paged_attention": [_P, _I, _P, _P, _N, *[_P] * 4, _I, *[_P] * 4, *[_I] * 6, _F, _N],
     "dlm_panel": [],
+    "dlm_multiplies": [_I],
+    "dlm_half_dots_pay": [],
     "dlm_room": [_I, _N],
     "dlm_attention_room": [_I, _I, _N],
     "dlm_layers_room": [_P, _I, _I],
@@ -49,11 +53,11 @@ SIGNATURES = {
     "dlm_half_room": [_N],
     "dlm_largest": [_P, _I, _I, _I],
     "dlm_half_product": [_P, _I, _I, _P, _I, _I, _P, _I, _I, _I, _F, _F, _P, _N],
-    "dlm_confidence": [_P, _I, _I, _N, _P, _P, _P, _P, _P, _I, _I, _N],
+    "dlm_confidence": [_P, _I, _I, _N, _F, *[_P] * 9, _I, _I, _N],
 }
 RESULTS: dict[str, type] = dict.fromkeys(
     ("dlm_panel", "dlm_room", "dlm_attention_room", "dlm_layers_room", "dlm_layers", "dlm_half_room"), _I
-) | {"dlm_half_available": _N, "dlm_largest": _F}
+) | {"dlm_half_available": _N, "dlm_multiplies": _N, "dlm_half_dots_pay": _N, "dlm_largest": _F}
 OPENMP = ", OpenMP"
 
 
@@ -92,15 +96,58 @@ def library() -> tuple[ctypes.CDLL | None, str]:
         if not (demanded or isinstance(error, NoCompiler)):  # an error already, and no surprise
             LOG.warning("the kernels in C are not used: %s; torch's own do their work, slower", error)
         return None, str(error)
-    for name, types in SIGNATURES.items():
-        getattr(found, name).argtypes, getattr(found, name).restype = types, RESULTS.get(name)
-    check_sizes(found)
+    declare(found)
     return found, f"{' '.join(command)}, {capability}{openmp}"
 
 
-def panels(w: Float[Tensor, "n k"]) -> Float[Tensor, "p k width"]:
-    """A weight as products read it fastest: a copy."""
-    width = _library().dlm_panel()
+def declare(library: ctypes.CDLL) -> None:
+    """Tell ctypes what the functions take, and check that the structs are alike."""
+    for name, types in SIGNATURES.items():
+        getattr(library, name).argtypes, getattr(library, name).restype = types, RESULTS.get(name)
+    check_sizes(library)
+
+
+KINDS = ("float32", "bf16-widened", "bf16-dots", "bf16-tiles", "int8-widened", "int8-dots")
+"""What products multiply and how, in the order of kernels.h: weights made floats, pairs and quads summed by one
+instruction, AMX."""
+
+
+def multiplies(kind: str) -> bool:
+    """Whether this processor has what the kind needs, and the library was compiled for it."""
+    return bool(_library().dlm_multiplies(KINDS.index(kind)))
+
+
+def fastest(dtype: torch.dtype) -> str:
+    """The kind of product for weights of this dtype on this processor."""
+    if dtype == torch.int8:
+        return "int8-dots" if multiplies("int8-dots") else "int8-widened"
+    if dtype == torch.bfloat16:
+        if multiplies("bf16-tiles"):
+            return "bf16-tiles"
+        return "bf16-dots" if _library().dlm_half_dots_pay() else "bf16-widened"
+    return "float32"
+
+
+def panel_width() -> int:
+    """Outputs of a panel: twice the vectors' width."""
+    return _library().dlm_panel()
+
+
+def int8_product(w: Int8Weight, bias: Float[Tensor, " n"] | None = None) -> Product:
+    """A product of a weight in panels of `panel_width`; all three tensors must be kept."""
+    pointer = None if bias is None else bias.data_ptr()
+    kind = KINDS.index(fastest(torch.int8))
+    return Product(None, w.panels.data_ptr(), pointer, *w.shape, 0, kind, w.scales.data_ptr())
+
+
+def words(w: Tensor) -> Float[Tensor, "n words"]:
+    """A weight (n, k) as C reads it: rows of 32-bit words, which hold one float32, two bfloat16 or four int8."""
+    return w if w.dtype == torch.float32 else w.view(torch.float32)
+
+
+def panels(w: Float[Tensor, "n words"]) -> Float[Tensor, "p words width"]:
+    """A weight's words as products read them fastest: a copy."""
+    width = panel_width()
     n, k = w.shape
     out = torch.empty(-(-n // width), k, width)
     _call("dlm_panels", w, w.stride(0), n, k, out)
@@ -232,7 +279,7 @@ def paged_attention(
     scale: float | None = None,
     rows: Int[Tensor, " w"] | None = None,
 ) -> Float[Tensor, "w h e"]:
-    """As in dispatch; of the `rows` only, in ascending order, where they are given."""
+    """As in dispatch; of the `rows` only, in ascending order, where they are given. Pages may be bfloat16."""
     q = _rows(q)
     n, h, e = q.shape
     rows = torch.arange(n) if rows is None else rows
@@ -240,7 +287,8 @@ def paged_attention(
     threads = threads_now()
     out, room = torch.empty(len(rows), h, e), torch.empty(_library().dlm_attention_room(len(visible), e, threads))
     shape = len(visible), len(rows), h, k_pages.shape[2], e, k_pages.shape[1], e**-0.5 if scale is None else scale
-    inputs = q, q.stride(0), k_pages, v_pages, starts, positions, visible, tables, tables.shape[1], block_lengths, rows
+    half = int(k_pages.dtype == torch.bfloat16)
+    inputs = q, q.stride(0), k_pages, v_pages, half, starts, positions, visible, tables, tables.shape[1], block_lengths, rows
     _call("dlm_paged_attention", *inputs, out, room, *shape, threads=threads)
     return out
 
@@ -253,16 +301,26 @@ def confidence(
     temperature: float = 0.0,
     **address: Int[Tensor, " n"] | None,
 ) -> Picked:
-    """As in dispatch; temperature 0 only, where no address is read."""
-    assert temperature == 0, temperature
+    """As in dispatch. A draw that the last bits of a logarithm decide is torch's."""
     if logits.stride(-1) != 1:
         logits = logits.contiguous()
     n, v = logits.shape
     token, finite = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.bool)
     first, second, entropy = torch.empty(n), torch.empty(n), torch.empty(n)
-    mask = -1 if mask_id is None else mask_id
-    _call("dlm_confidence", logits, logits.stride(0), mask, int(keep_mask), token, first, second, entropy, finite, n, v)
-    return Picked(token=token, p=first, first=first, first_token=token, second=second, entropy=entropy, finite=finite)
+    mask, chosen, p, unsure, words = -1 if mask_id is None else mask_id, token, first, None, None
+    if temperature > 0:
+        chosen, p, unsure = torch.empty_like(token), torch.empty(n), torch.empty(n, dtype=torch.bool)
+        words = torch.stack([address[name] for name in ("seed", "sample", "step", "position")], 1).to(torch.int32)  # type: ignore
+    given = logits, logits.stride(0), mask, int(keep_mask), temperature, words, token, first, second, entropy, finite
+    _call("dlm_confidence", *given, chosen, p, unsure, n, v)
+    if unsure is not None and unsure.any():
+        rows = unsure.nonzero()[:, 0]
+        own = {name: None if x is None else x[rows] for name, x in address.items()}
+        twin = reference.confidence(
+            logits[rows], mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **own
+        )
+        chosen[rows], p[rows] = twin.token, twin.p
+    return Picked(token=chosen, p=p, first=first, first_token=token, second=second, entropy=entropy, finite=finite)
 
 
 def _rows(x: Float[Tensor, "n h e"]) -> Float[Tensor, "n h e"]:

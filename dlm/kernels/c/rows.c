@@ -50,6 +50,25 @@ void dlm_write(const float *k, int64_t stride_k, const float *v, int64_t stride_
   }
 }
 
+/* To the nearest bfloat16, and back. */
+void dlm_narrow(const float *x, int64_t n, uint16_t *out) {
+  for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)bf16(x[i]);
+}
+
+void dlm_widen(const uint16_t *x, int64_t n, float *out) {
+  for (int64_t i = 0; i < n; i++) {
+    uint32_t bits = (uint32_t)x[i] << 16;
+    memcpy(out + i, &bits, 4);
+  }
+}
+
+/* Rows of x (n, width), `stride` apart, into slots of pages of bfloat16; slot -1: nowhere. */
+void dlm_write_halves(const float *x, int64_t stride, const int64_t *slots, uint16_t *pages, int64_t n, int64_t width,
+                      int threads) {
+  PARALLEL(n / 64) for (int64_t row = 0; row < n; row++)
+    if (slots[row] >= 0) dlm_narrow(x + row * stride, width, pages + slots[row] * width);
+}
+
 typedef struct {
   float best, second;
   int64_t token;
@@ -92,14 +111,18 @@ static Top candidates(Top top, const float *x, int64_t from, int64_t to) {
   return top;
 }
 
-/* Sums of exp(x - highest) and of that times (x - highest) over x[from:to]. */
-static void masses(const float *x, int64_t from, int64_t to, float highest, float *mass, float *moment) {
+/* Sums of exp(d) and of d exp(d) over x[from:to], d = (x - highest) / temperature; temperature 0 divides by nothing. */
+static void masses(const float *x, int64_t from, int64_t to, float highest, float temperature, float *mass, float *moment) {
   vec m = all(0), t = all(0);
   int64_t i = from;
   for (; i < to; i += W) {
     vec d = all(-100.0f); /* of no weight */
     if (i + W <= to) d = LOAD(x + i) - highest;
-    else for (int64_t j = i; j < to; j++) d[j - i] = x[j] - highest;
+    else {
+      d = all(-INFINITY);
+      for (int64_t j = i; j < to; j++) d[j - i] = x[j] - highest;
+    }
+    if (temperature > 0) d = d / temperature;
     d = pick(d < -100.0f, all(-100.0f), d);
     vec p = vexp(d);
     m += p, t += p * d;
@@ -107,10 +130,17 @@ static void masses(const float *x, int64_t from, int64_t to, float highest, floa
   *mass += sum(m), *moment += sum(t);
 }
 
-/* Of logits (n, v): the likeliest token that is not the mask (mask < 0: there is none), its p and the runner-up's, the
-   entropy; `keep` leaves the mask in the softmax. */
-void dlm_confidence(const float *logits, int64_t ld, int64_t mask, int keep, int64_t *token, float *first,
-                    float *second, float *entropy, uint8_t *finite, int64_t n, int64_t v, int threads) {
+static inline float share(float x, float highest, float temperature, float mass) {
+  float d = x - highest;
+  return vexp(all(temperature > 0 ? d / temperature : d))[0] / mass;
+}
+
+/* Of logits (n, v): the likeliest token that is not the mask (mask < 0: there is none) and its p, the runner-up's p, the
+   entropy; `keep` leaves the mask in the softmax. At a temperature above 0 all p are after it, and `chosen` is drawn with
+   the addresses (n, 4), p its own; at 0 neither is read or written. */
+void dlm_confidence(const float *logits, int64_t ld, int64_t mask, int keep, float temperature, const uint32_t *addresses,
+                    int64_t *token, float *first, float *second, float *entropy, uint8_t *finite, int64_t *chosen, float *p,
+                    uint8_t *unsure, int64_t n, int64_t v, int threads) {
   PARALLEL(n) for (int64_t row = 0; row < n; row++) {
     const float *x = logits + row * ld;
     Top top = {-INFINITY, -INFINITY, 0, 0};
@@ -123,13 +153,18 @@ void dlm_confidence(const float *logits, int64_t ld, int64_t mask, int keep, int
     float highest = top.best, mass = 0, moment = 0;
     int with = mask >= 0 && keep;
     if (with && x[mask] > highest) highest = x[mask];
-    masses(x, 0, mask < 0 ? v : mask, highest, &mass, &moment);
-    if (mask >= 0) masses(x, mask + 1, v, highest, &mass, &moment);
-    if (with) masses(x, mask, mask + 1, highest, &mass, &moment);
+    masses(x, 0, mask < 0 ? v : mask, highest, temperature, &mass, &moment);
+    if (mask >= 0) masses(x, mask + 1, v, highest, temperature, &mass, &moment);
+    if (with) masses(x, mask, mask + 1, highest, temperature, &mass, &moment);
     token[row] = top.token;
-    first[row] = vexp(all(top.best - highest))[0] / mass;
-    second[row] = top.second > -INFINITY ? vexp(all(top.second - highest))[0] / mass : 0;
+    first[row] = share(top.best, highest, temperature, mass);
+    second[row] = top.second > -INFINITY ? share(top.second, highest, temperature, mass) : 0;
     entropy[row] = logf(mass) - moment / mass;
     finite[row] = !broken && top.best > -INFINITY;
+    if (temperature > 0) {
+      unsure[row] = 0, chosen[row] = top.token;
+      if (finite[row]) chosen[row] = dlm_draw(x, v, mask, top.best, top.token, temperature, addresses + 4 * row, unsure + row);
+      p[row] = share(x[chosen[row]], highest, temperature, mass);
+    }
   }
 }

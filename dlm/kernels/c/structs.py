@@ -8,7 +8,7 @@ _P, _I = ctypes.c_void_p, ctypes.c_int64
 class Product(ctypes.Structure):
     """y = x w^T + bias."""
 
-    _fields_ = [("w", _P), ("panels", _P), ("bias", _P), ("n", _I), ("k", _I), ("ld", _I)]
+    _fields_ = [("w", _P), ("panels", _P), ("bias", _P), ("n", _I), ("k", _I), ("ld", _I), ("kind", _I), ("scales", _P)]
 
 
 class Layer(ctypes.Structure):
@@ -25,7 +25,7 @@ class Network(ctypes.Structure):
 
     _fields_ = [
         *[(name, _I) for name in ("layers", "d", "h", "g", "e", "f", "r")],
-        *[("eps", ctypes.c_float), ("threads", ctypes.c_int32)],
+        *[("eps", ctypes.c_float), ("threads", ctypes.c_int32), ("half", _I)],
     ]
 
 
