@@ -3,7 +3,7 @@
 import json
 import reprlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -12,11 +12,24 @@ from dlm.models.transformer import Transformer
 
 
 class Model:
-    """A loaded model. `LM` is the only one, and this the part of it that saving and converting can name below `lm.py`."""
+    """A loaded model: the part of `LM` that saving and converting can name below `lm.py`."""
+
+    refuses: ClassVar[str] = ""
+    """Why no engine runs this model and nothing converts it, in words after its name; empty for a `Transformer`."""
 
 
 def require_lm(value: Any, where: str) -> None:
-    """An error where something else stands for a model: a name, a folder, a bare network; `where` is the caller."""
+    """An error where something else stands for a model of tokens: a name, a bare network, a model that decodes itself.
+
+    `where` is the caller.
+    """
+    require_model(value, where)
+    if value.refuses:
+        raise UserError(f"{where}: model {value.name!r} {value.refuses}")
+
+
+def require_model(value: Any, where: str) -> None:
+    """The same, where any loaded model will do."""
     if isinstance(value, Model):
         return
     if isinstance(value, str | Path):

@@ -133,14 +133,14 @@ class Trial:
 
     def answers(self, numbers: Sequence[int], way: DecodingSection) -> "list[list[Generation]]":
         """Each item's samples; `numbers` go through one engine together."""
-        from dlm.inference.generation import engine_for
+        from dlm.inference.generation import run
 
         each = [self.decoding(number, way) for number in numbers]
         flat = [one for several in each for one in several]
         if not flat:
             return []
         config = self.setting.config.engine.with_cache(way.cache)
-        results = iter(engine_for(self.lm, flat, config, self.setting.config.eval.batch_size).run(flat))
+        results = iter(run(self.lm, flat, config, self.setting.config.eval.batch_size))
         return [[next(results) for _ in several] for several in each]
 
     # What records come to.
