@@ -91,7 +91,7 @@ def find(file: str | Path) -> Path:
 
 def shipped() -> list[str]:
     """Names of the configs that come with the package."""
-    folders = {"": SHIPPED, "eval/": SHIPPED / "eval"}
+    folders = {"": SHIPPED, "eval/": SHIPPED / "eval", "latent/": SHIPPED / "latent"}
     return sorted(prefix + path.stem for prefix, folder in folders.items() for path in folder.glob("*.toml"))
 
 

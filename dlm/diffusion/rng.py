@@ -32,6 +32,10 @@ class Purpose(IntEnum):
     DRAFT = 10  # a drafted token
     RESIDUAL = 11  # the token in place of a refused one
     ANCHOR = 12  # where a draft's blocks begin in a training sequence
+    NOISE = 13  # the noise that a latent starts from, or is shown under
+    PATH = 14  # noise that a sampler adds on its way
+    CONDITION = 15  # what a latent model is told in a training step: a prompt, its own last guess
+    DECODER = 16  # noise and dropout in front of a latent model's decoder
 
 
 def _multiply(x: Int[Tensor, "..."], constant: int) -> tuple[Tensor, Tensor]:
@@ -98,3 +102,23 @@ def _gumbel(seed: Tensor, sample: Tensor, step: Tensor, position: Tensor, group:
     word = torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(-2)
     small = ((word.double() + 0.5) / 2**32).float().clamp_max(1 - 2**-24)
     return -torch.log(-torch.log1p(-small))
+
+
+def normal(
+    purpose: Purpose,
+    *,
+    seed: Tensor | int,
+    sample: Tensor | int = 0,
+    step: Tensor | int = 0,
+    position: Tensor | int = 0,
+    size: int,
+) -> Float[Tensor, "... c"]:
+    """Standard normal numbers in fp32: `size` of them for each broadcast address, along a last axis of their own.
+
+    One Philox call serves four neighbours; a number is the normal quantile of its uniform one.
+    """
+    group = torch.arange((size + 3) // 4)
+    address = [torch.as_tensor(x).unsqueeze(-1) for x in (seed, sample, step, position)]
+    words = philox((address[0], address[1]), (int(purpose), address[2], address[3], group.to(address[1].device)))
+    word = torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(-2)[..., :size]
+    return torch.special.ndtri((word.double() + 0.5) / 2**32).float()

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dlm.data.config import DataConfig
 from dlm.errors import UserError
@@ -73,11 +73,11 @@ def measure_bound(
     seed: int = 0,
 ) -> BoundResult:
     """The bound over `sequences` of the held-out split of `data`, or over all of it where it has fewer."""
-    from dlm.models.required import require_lm
+    from dlm.models.required import require_model
     from dlm.training.scoring import TokenCosts
     from dlm.training.validate import HeldOut
 
-    require_lm(lm, "measure_bound()")
+    require_model(lm, "measure_bound()")
     for name, value in (("sequences", sequences), ("draws", draws)):
         if value < 1:
             raise UserError(f"{name} = {value} must be at least 1")
@@ -86,7 +86,7 @@ def measure_bound(
     held = HeldOut.of(data, tokenizer, length, sequences, batch_size, seed)
     if held is None:
         raise UserError(f'the held-out split of data.source = "{data.source}" is empty: raise data.heldout_fraction')
-    found = held.bound(TokenCosts(lm.network), draws, seed)
+    found = held.bound(cast("TokenCosts", lm) if lm.refuses else TokenCosts(lm.network), draws, seed)
     bits = found.bits_per_byte
     return BoundResult(
         sequences=held.sequences,

@@ -139,6 +139,11 @@ class SamplerConfig(RuleSettings):
         description="With a draft: match writes token for token what the model would without it; reject only keeps the "
         "distribution, drawing drafts from the draft's own.",
     )
+    solver: Literal["euler", "heun", "sde", "adapter"] | None = Field(
+        default=None,
+        description="Latent models: how the flow is solved; heun is two forwards a step, sde adds noise on the way, adapter "
+        "is one step from noise that was chosen for the prompt. none: euler.",
+    )
     stop: str | tuple[str, ...] = Field(
         default=(),
         description="A string, or a list of strings, that ends a continuation; the text is cut before it. Holes ignore it.",

@@ -16,7 +16,7 @@ from dlm.inference.recommended import with_recommended
 from dlm.inference.request import Request
 from dlm.inference.strategies import CHOSEN, STRATEGIES
 from dlm.models.lm import LM
-from dlm.models.required import require_lm
+from dlm.models.required import require_lm, require_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ def continuations(
 
     Requests without a given id are numbered, or get random ids where they must be `unique` among all there ever were.
     """
-    require_lm(lm, where)
-    settings = with_recommended(lm, settings, "generate")
+    require_model(lm, where)
+    settings = lm.settled(with_recommended(lm, settings, "generate"), where)
     _require_strategy(settings.strategy, where)
     open_ended = settings.gen_length == "auto"
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps, open_ended=open_ended)

@@ -119,10 +119,10 @@ def continue_all(
         {name for name in DRAFTED if getattr(sampler, name) != DRAFTED[name]}, draft is not None, "generate()"
     )
     decodings = continuations(lm, prompts, sampler, **names)
-    draft = named(draft, lm, "generate()")
+    draft = draft if lm.refuses else named(draft, lm, "generate()")
     if not decodings:
         return []
-    return engine_for(lm, decodings, engine, batch_size, trace, on_step, draft).run(decodings)
+    return run(lm, decodings, engine, batch_size, trace, on_step, draft)
 
 
 def fill_all(
@@ -151,6 +151,21 @@ def fill_all(
         nfe = result.nfe + forwards[number * len(settled) // len(results)]
         results[number] = replace(result, nfe=nfe, tpf=len(result.tokens) / nfe)
     return results
+
+
+def run(
+    lm: LM,
+    decodings: Sequence[Decoding],
+    config: EngineConfig,
+    batch_size: int,
+    trace: Store | None = None,
+    on_step: OnStep | None = None,
+    draft: Any = None,
+) -> list[Generation]:
+    """Decode these in an engine made for them; a model that no engine runs decodes them itself."""
+    if lm.refuses:
+        return lm.run(decodings, config, batch_size, trace, on_step, draft)
+    return engine_for(lm, decodings, config, batch_size, trace, on_step, draft).run(decodings)
 
 
 def _check_size(batch_size: int) -> None:

@@ -32,8 +32,8 @@ SAMPLER_READERS = {
     },
     "num_samples": Reader(
         decides="temperature",
-        where='with a temperature above 0 or rule = "random" (else all samples are the same)',
-        reads=lambda s: s.temperature > 0 or s.decode_rule.score == "order" or s.num_samples == 1,
+        where='with a temperature above 0, rule = "random" or a solver (else all samples are the same)',
+        reads=lambda s: s.temperature > 0 or s.decode_rule.score == "order" or s.solver or s.num_samples == 1,
     ),
     "max_post_edit_steps": Reader(
         decides="edit_threshold", where="with edit_threshold", reads=lambda s: s.edit_threshold is not None

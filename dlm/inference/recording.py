@@ -79,18 +79,8 @@ class Recording:
         if not hasattr(store, "recorder"):
             raise UserError(f"trace = {store!r:.60}: give a dlm.TraceStore, which takes the path of a file")
         self.store, self.lm, self.draft = store, lm, draft
-        self.common = {
-            "model": lm.name,
-            "weights": weights_digest(lm.network),
-            "dtype": str(lm.dtype).removeprefix("torch."),
-            "device": torch.cuda.get_device_name(lm.device) if lm.device.type == "cuda" else lm.device.type,
-            "threads": torch.get_num_threads() if lm.device.type == "cpu" else None,
-            "versions": {"dlm": version("dlm"), "torch": torch.__version__},
-            "engine": {"cache": cache, **engine.model_dump(include={"refresh_interval", "cache_delay", "page_size"})},
-        }
-        if lm.tokenizer is not None:
-            self.common["tokenizer"] = lm.tokenizer.fingerprint
-            store.add_tokenizer(lm.tokenizer.fingerprint, lm.tokenizer.backend.to_str())
+        kept = engine.model_dump(include={"refresh_interval", "cache_delay", "page_size"})
+        self.common = facts_of(store, lm, {"engine": {"cache": cache, **kept}})
 
     def renew(self) -> None:
         """Traces from now on are of the weights as they are now."""
@@ -99,7 +89,7 @@ class Recording:
     def begin(self, seq: Sequence, meta: Mapping[str, Any]) -> Recorder | None:
         """A recorder for this request, or None where the store leaves it out. Raises if its id is taken."""
         settings, request, plan = seq.decoding.settings, seq.request, seq.decoding.plan
-        unused = () if seq.decoding.drafted else ("draft_length", "verify")
+        unused = ("solver",) if seq.decoding.drafted else ("solver", "draft_length", "verify")
         context = {
             **self.common,
             "kind": "infill" if request.holes else "generate",
@@ -122,6 +112,23 @@ class Recording:
             meta={"seed": request.seed, "sample": request.sample, **meta},
             context=context,
         )
+
+
+def facts_of(store: Store, lm: LM, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What all traces of a model have in common; the store learns what its tokens look like."""
+    facts = {
+        "model": lm.name,
+        "weights": weights_digest(lm.network),
+        "dtype": str(lm.dtype).removeprefix("torch."),
+        "device": torch.cuda.get_device_name(lm.device) if lm.device.type == "cuda" else lm.device.type,
+        "threads": torch.get_num_threads() if lm.device.type == "cpu" else None,
+        "versions": {"dlm": version("dlm"), "torch": torch.__version__},
+        **(more or {}),
+    }
+    if lm.tokenizer is not None:
+        facts["tokenizer"] = lm.tokenizer.fingerprint
+        store.add_tokenizer(lm.tokenizer.fingerprint, lm.tokenizer.backend.to_str())
+    return facts
 
 
 def note(recorder: Recorder, seq: Sequence, decision: Decision) -> None:

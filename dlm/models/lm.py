@@ -98,6 +98,19 @@ class LM(Model):
         """Messages through the checkpoint's chat template, ready for the assistant's turn."""
         return self.require_tokenizer().apply_chat_template(list(messages), add_generation_prompt=True)
 
+    def settled(self, settings: Any, where: str) -> Any:
+        """A `SamplerConfig` as this model reads it; a UserError for what it does not."""
+        if settings.solver is not None:
+            raise UserError(
+                f"{where}: solver = {settings.solver!r} is only read by latent models, and {self.name!r} is of family "
+                f"{self.config.model_type}: leave it out"
+            )
+        return settings
+
+    def run(self, *_: Any) -> Any:
+        """Only for models that no engine runs: decodes by itself."""
+        raise NotImplementedError
+
     def predict(
         self,
         input_ids: Int[Tensor, "b l"],

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from dlm.models import adapters
 from dlm.models.config import ModelConfig
 from dlm.models.device import pick_device, pick_dtype
 from dlm.models.draft_config import is_draft
-from dlm.models.families import TOKENS, config_from_hub
+from dlm.models.families import OTHERS, TOKENS, config_from_hub
 from dlm.models.finding import find
 from dlm.models.lm import LM
 from dlm.models.quantise import Quantisation, quantise, require
@@ -71,6 +72,13 @@ def load(
         }
         settings["auto_map"] = where_code
     generation, tokenizer = generation_of(folder), _tokenizer(folder)
+    if (reader := OTHERS.get(str(settings.get("model_type")))) is not None:
+        if adapter or quantize or tensor_parallel > 1:
+            raise UserError(
+                f"{folder} is a {settings['model_type']} model: adapter, quantize and tensor_parallel are for Transformers"
+            )
+        kind = pick_dtype(dtype, settings, where)
+        return resolve_name(reader)(folder, settings, source, tokenizer, str(name), where, kind)
     ids = special_ids(generation, tokenizer, source.replace("config.json", "generation_config.json"))
     config = config_from_hub(settings, source, ids)
     if quantize:

@@ -3,7 +3,7 @@
 import json
 import reprlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -14,9 +14,19 @@ from dlm.models.transformer import Transformer
 class Model:
     """Base class of `LM`, for modules that `lm.py` imports."""
 
+    refuses: ClassVar[str] = ""
+    """Why no engine runs this model and nothing converts it, in words after its name; empty for a `Transformer`."""
+
 
 def require_lm(value: Any, where: str) -> None:
-    """Raise UserError unless `value` is a loaded model; `where` is the caller."""
+    """Raise UserError unless `value` is a loaded model that engines run and exports convert; `where` is the caller."""
+    require_model(value, where)
+    if value.refuses:
+        raise UserError(f"{where}: model {value.name!r} {value.refuses}")
+
+
+def require_model(value: Any, where: str) -> None:
+    """Raise UserError unless `value` is a loaded model of any kind; `where` is the caller."""
     if isinstance(value, Model):
         return
     if isinstance(value, str | Path):

@@ -46,7 +46,7 @@ def _loaded(config: TrainConfig) -> LM:
 
 def _new(config: TrainConfig) -> LM:
     t = config.train
-    tokenizer = _tokenizer(config)
+    tokenizer = tokenizer_of(config)
     shape, size = config.model, tokenizer.vocab_size
     if 0 < shape.vocab_size < size:
         raise UserError(
@@ -70,7 +70,8 @@ def _new(config: TrainConfig) -> LM:
     return LM(network, tokenizer, "new")
 
 
-def _tokenizer(config: TrainConfig) -> Tokenizer:
+def tokenizer_of(config: TrainConfig) -> Tokenizer:
+    """The tokenizer of a new model: the one that is named, or the data's own."""
     if config.tokenizer is not None:
         return load_tokenizer(find_tokenizer(config.tokenizer))
     if config.data.source == "sudoku":

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 Matrices = Mapping[str, Sequence[Tensor]]
 """Parameters by the group of [optim] that they belong to: hidden, embed, head. All others are `scalar`."""
-TRAINABLES = {"language": "dlm.training.language:LanguageModel", "draft": "dlm.training.drafting.model:DraftModel"}
+TRAINABLES = {
+    "language": "dlm.training.language:LanguageModel",
+    "draft": "dlm.training.drafting.model:DraftModel",
+    "latent": "dlm.latent.trainable:LatentModel",
+}
 """trainable.kind -> module:class. To add a kind of model: its file, and one line here."""
 ANYBODYS = {"train", "data", "trainable", "replay", "optim", "eval", "checkpoint", "log", "watch", "profile"}
 """The sections that the loop reads itself, for every kind."""

@@ -26,7 +26,12 @@ CASES: dict[str, dict[str, Any]] = {
     "guided": {**SHORT, "cfg_scale": 0.5},
     "edited": {**SHORT, "edit_threshold": 0.5},
     "remasked": {**SHORT, "remask_threshold": 0.3},
-    "multi_block": {"gen_length": 16, "block_length": 4, "strategy": "multi_block", **of_rule("threshold", threshold=0.3)},
+    "multi_block": {
+        "gen_length": 16,
+        "block_length": 4,
+        "strategy": "multi_block",
+        **of_rule("threshold", threshold=0.3),
+    },
 }
 BUDGETS: dict[str, tuple[int, int, int]] = {
     # waits, uploads, launches of a replayed step: beside them, those of the other kernels that decide
@@ -57,7 +62,11 @@ def decoded(
 
 
 def thrice(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], dlm.LM], run: Callable[[dlm.Engine], Any], name: str, **engine: Any
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], dlm.LM],
+    run: Callable[[dlm.Engine], Any],
+    name: str,
+    **engine: Any,
 ) -> FakeGPU:
     """The same tokens on the CPU, on the device launch by launch, and replayed; each within its budget."""
     plain = run(dlm.Engine(make(), num_pages=80, kernels="torch", **engine))
@@ -131,7 +140,9 @@ def test_confidence_needs_no_second_wait(monkeypatch):
         return [event.tokens for event in events]
 
     thrice(monkeypatch, tiny_lm, run, "confidence")
-    assert seen[0] and all(torch.allclose(torch.tensor(a), torch.tensor(b)) for x in seen for a, b in zip(x, seen[0], strict=True))
+    assert seen[0] and all(
+        torch.allclose(torch.tensor(a), torch.tensor(b)) for x in seen for a, b in zip(x, seen[0], strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", ["ngram", "self"])

@@ -123,15 +123,14 @@ class Decoded(Trial):
         self, numbers: Sequence[int], way: DecodingSection, into: "Recording | None" = None
     ) -> "list[list[Generation]]":
         """Each item's samples; `numbers` go through one engine together."""
-        from dlm.inference.generation import engine_for
+        from dlm.inference.generation import run
 
         each = [self.decoding(number, way, into) for number in numbers]
         flat = [one for several in each for one in several]
         if not flat:
             return []
         config, size = self.setting.config.engine.with_cache(way.cache), self.setting.config.eval.batch_size
-        engine = engine_for(self.lm, flat, config, size, trace=into and into.store, draft=self.draft(way))
-        results = iter(engine.run(flat))
+        results = iter(run(self.lm, flat, config, size, trace=into and into.store, draft=self.draft(way)))
         return [[next(results) for _ in several] for several in each]
 
     def summary(self, records: Sequence[Record]) -> dict[str, Any]:

@@ -37,6 +37,8 @@ FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
 }
 """`model_type` of a checkpoint's config.json -> its family."""
+OTHERS = {"dlm_latent": "dlm.latent.lm:read"}
+"""`model_type` of what is no `Transformer` -> module:function that reads its folder."""
 TOKENS = ("mask_token_id", "eos_token_id", "pad_token_id")
 MOST_PROBLEMS = 3
 """Mistakes that one message names."""
@@ -50,7 +52,9 @@ def family_of(hub: Mapping[str, Any], source: str = "config.json") -> str:
     for name, family in FAMILIES.items():
         if stated == name or stated in family.aliases:
             return name
-    raise UserError(f"{source}: model_type={reprlib.repr(stated)} is not a known family; known: {', '.join(FAMILIES)}")
+    raise UserError(
+        f"{source}: model_type={reprlib.repr(stated)} is not a known family; known: {', '.join((*FAMILIES, *OTHERS))}"
+    )
 
 
 def config_from_hub(

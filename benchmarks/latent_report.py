@@ -1,0 +1,97 @@
+"""What latent.py found, as Markdown tables and a plot."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+MAIN = {"ar": "autoregressive", "masked": "masked diffusion", "block": "block diffusion (16)"}
+MAIN |= {"latent": "latent diffusion", "latent-block": "latent, blocks of 16 (Cola)"}
+
+
+def written(report: dict[str, Any], ablations: list[str], plot: Path | None) -> str:
+    """The report; the plot is drawn where there is anything to draw."""
+    cells = {name: [run for run in runs.values() if "failed" not in run] for name, runs in report["cells"].items()}
+    lines = [f"Every row: {report['tflop']:g} · 10^12 training FLOPs, bytes of text in sequences of 128.", ""]
+    lines += [
+        "| model | parameters | 10^12 FLOPs | bits a byte, mean of seeds | each seed ± error of the draws |",
+        "|---|---|---|---|---|",
+    ]
+    for name, label in MAIN.items():
+        if runs := cells.get(name, []):
+            bits = [run["bits"] for run in runs]
+            each = ", ".join(f"{run['bits']:.3f} ± {run['error'] or 0:.3f}" for run in runs)
+            sign = "" if name == "ar" else "≤ "
+            lines.append(
+                f"| {label} | {runs[0]['parameters']:,} | {runs[0]['flops']:.3f} | {sign}{statistics.mean(bits):.3f} | {each} |"
+            )
+    if runs := cells.get("reconstruction", []):
+        right = [f"{runs[0][f'right/{level}']:.2%} under {level} std" for level in ("0", "0.3", "1")]
+        lines += [
+            "",
+            f"Bytes that come back from a larger autoencoder after {runs[0]['steps']} steps, held out: {', '.join(right)}.",
+        ]
+    lines += [
+        "",
+        "| samples of | steps | NFE | judge's bits a byte | entropy | distinct 4-grams | repetition | BrierLM | tokens a CPU second |",
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for name, label in MAIN.items():
+        for run in cells.get(name, [])[:1]:
+            lines += [
+                f"| {label} | {row['steps']} | {row['nfe']} | {_quality(row)} | {row['tokens_a_cpu_second']:,.0f} |"
+                for row in run["samples"]
+            ]
+    for run in cells.get("adapter", []):
+        for kind in ("normal", "adapter"):
+            lines.append(
+                f"| one step after VFM, {kind} noise | 1 | {run[kind]['nfe']} | {_quality(run[kind])} | {run[kind]['tokens_a_cpu_second']:,.0f} |"
+            )
+    if base := cells.get("latent", []):
+        lines += [
+            "",
+            "| ablation, seed 0 | bits a byte ≤ | against `latent` | judge's bits a byte, 32 steps | entropy |",
+            "|---|---|---|---|---|",
+        ]
+        for name in ablations:
+            for run in cells.get(name, []):
+                row = run["samples"][0]
+                lines.append(
+                    f"| {name} | {run['bits']:.3f} ± {run['error']:.3f} | {run['bits'] - base[0]['bits']:+.3f} | {row['judged']:.2f} | {row['entropy']:.2f} |"
+                )
+    for run in cells.get("sudoku", []):
+        lines += ["", "| Sudoku, 30 to 45 empty cells | cells right | puzzles solved |", "|---|---|---|"]
+        lines += [
+            f"| {name} | {value['cells']:.1%} | {value['solved']:.0%} |"
+            for name, value in run.items()
+            if isinstance(value, dict) and "cells" in value
+        ]
+    if plot is not None:
+        _draw(cells, plot)
+    return "\n".join(lines)
+
+
+def _quality(row: dict[str, Any]) -> str:
+    return f"{row['judged']:.2f} | {row['entropy']:.2f} | {row['distinct']:.2f} | {row['repetition']:.2f} | {row['brier']:.1f}"
+
+
+def _draw(cells: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for name, label in MAIN.items():
+        if runs := cells.get(name, []):
+            left.bar(label.replace(" ", "\n", 1), statistics.mean(run["bits"] for run in runs), color="tab:blue")
+            left.plot([label.replace(" ", "\n", 1)] * len(runs), [run["bits"] for run in runs], "k.", ms=4)
+            rows = runs[0]["samples"]
+            right.plot([row["nfe"] for row in rows], [row["judged"] for row in rows], "o-", label=label)
+    left.set_ylabel("bits a byte of held-out text (bound)")
+    left.tick_params(axis="x", labelsize=7)
+    right.set_xscale("log", base=2)
+    right.set_xlabel("forwards (NFE)")
+    right.set_ylabel("judge's bits a byte of samples")
+    right.legend(fontsize=8)
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
