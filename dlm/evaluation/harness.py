@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dlm.errors import UserError
-from dlm.evaluation.likelihood import Likelihood, apart, is_greedy, likelihoods
+from dlm.evaluation.draws import Likelihood
+from dlm.evaluation.likelihood import apart, is_greedy, likelihoods
 from dlm.evaluation.score import encode_text, span_of
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import Decoding, continuations

@@ -23,11 +23,13 @@ from queue import LifoQueue
 from typing import Any
 
 from dlm.errors import UserError
+from dlm.evaluation.zygote import BUSY
 
 MIB = 2**20
-GRACE = 10.0  # seconds a zygote may take beyond a program's own time before it counts as lost
-BUSY = 3  # times its own time that a program may get where the processors are busy with others (see `zygote`)
+GRACE = 60.0  # seconds a zygote may take beyond a program's own time before it counts as lost
 START = 60.0  # seconds a zygote may take to start
+STARTED = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import zygote.serving; sys.path.pop(); zygote.serving.start()"
+"""It imports nothing of ours but the zygote, and leaves programs a path without us."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,18 +65,9 @@ class Zygote:
     def __init__(self, sandboxed: bool = True, limits: Limits = Limits()) -> None:
         self.sandboxed, self.limits = sandboxed, limits
         self.folder = tempfile.TemporaryDirectory(prefix="dlm-sandbox-", ignore_cleanup_errors=True)
-        script = Path(__file__).with_name("zygote.py")
-        command = [
-            sys.executable,
-            "-s",
-            "-S",
-            "-P",
-            str(script),
-            "inside" if sandboxed else "outside",
-            self.folder.name,
-        ]
+        where = "inside" if sandboxed else "outside"
         self.process = subprocess.Popen(
-            [*command, *_readable()],
+            [sys.executable, "-s", "-S", "-P", "-c", STARTED, where, self.folder.name, *_readable()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -8,7 +8,8 @@ from typing import Any
 
 from dlm.data.documents import without_masks
 from dlm.errors import UserError
-from dlm.evaluation.likelihood import Span, likelihoods
+from dlm.evaluation.draws import Span
+from dlm.evaluation.likelihood import likelihoods
 from dlm.models.lm import LM
 from dlm.models.required import require_lm
 from dlm.training.scoring import need_token
@@ -26,6 +27,8 @@ class Score:
     """Tokens scored."""
     bytes: int
     """UTF-8 bytes of the scored text."""
+    interval: tuple[float, float] = (0.0, 0.0)
+    """Where `nats` lies at 95 %, as far as draws can tell."""
 
     @property
     def bits_per_byte(self) -> float:
@@ -66,7 +69,7 @@ def score(
     items = [_item(lm, text, f"text {i}") for i, text in enumerate(_listed(texts))]
     found = likelihoods(lm, [item.span for item in items], draws=draws, seed=seed, rows=batch_size)
     return [
-        Score(nats=one.nats, error=one.error, tokens=item.span.tokens, bytes=item.bytes)
+        Score(nats=one.nats, error=one.error, interval=one.interval, tokens=item.span.tokens, bytes=item.bytes)
         for one, item in zip(found, items, strict=True)
     ]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from dlm.models.lm import LM
+from dlm.training.scoring import own_softmax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ def prompt_tokens(lm: LM, ids: Sequence[int], top: int) -> list[Token]:
     rows = torch.ones_like(batch, dtype=torch.bool)
     rows[:, 0] = False
     with torch.inference_mode():
-        logits = lm.network.suppress(lm.predict(batch, rows))  # of the token at each row, from those before it
+        logits = own_softmax(lm.network, lm.predict(batch, rows))  # of the token at each row, from those before it
         log_p = logits.float().log_softmax(-1)
         best = log_p.topk(min(max(top, 1), log_p.shape[-1]), dim=-1)
     for row, token in enumerate(ids[1:]):

@@ -124,8 +124,17 @@ def need_token(network: Transformer, name: str, why: str) -> int:
     return token
 
 
+def own_softmax(network: Transformer, logits: Float[Tensor, "n v"]) -> Float[Tensor, "n v"]:
+    """The logits that the family's own likelihoods normalise over; may overwrite them.
+
+    Another project's causal checkpoint knows no mask, whatever stands in its tokenizer: all tokens count.
+    """
+    foreign = network.attention.kind == "causal" and network.config.model_type != "dlm"
+    return logits if foreign else network.suppress(logits)
+
+
 def _nats(network: Transformer, states: Float[Tensor, "n d"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
     def score(states: Tensor, targets: Tensor) -> Tensor:
-        return token_losses(network.suppress(network.head(states).float()), targets)
+        return token_losses(own_softmax(network, network.head(states).float()), targets)
 
     return in_slices(score, network.config.vocab_size, states, targets)

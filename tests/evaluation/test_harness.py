@@ -93,12 +93,12 @@ def test_long_contexts_lose_their_beginning_and_are_counted():
 
 
 def _bytes():
-    """A tokenizer of bytes without a mask: hf's softmax is over all tokens."""
+    """A tokenizer of bytes, with a mask: hf's softmax is over all tokens, and so is ours."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|unused|>", "<|endoftext|>"])
+    backend.add_special_tokens(["[MASK]", "<|endoftext|>"])
     return backend
 
 

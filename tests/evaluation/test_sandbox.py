@@ -10,6 +10,11 @@ from dlm.errors import UserError
 from dlm.evaluation import run_program
 from dlm.evaluation.sandbox import Limits, Sandbox, Zygote
 
+LONG = 120.0
+"""Seconds for programs that end by themselves: on a busy machine none of them may run out of time."""
+SHORT = {"change what reports", "threads"}
+"""Those that may be ended by the clock as well."""
+
 
 @pytest.fixture(scope="module")
 def sandbox():
@@ -65,7 +70,7 @@ HOSTILE = {
 def test_none_passes(sandbox, name, monkeypatch):
     monkeypatch.setenv("DLM_TEST_SECRET", "1")
     source, reason = HOSTILE[name]
-    found = sandbox.run(source, timeout=2)
+    found = sandbox.run(source, timeout=2 if name in SHORT else LONG)
     assert not found.passed
     assert any(word in found.reason for word in reason.split("|")), found
 
@@ -87,8 +92,8 @@ def test_what_has_no_end_is_ended_with_all_its_children(sandbox, name):
     assert len(found.output) <= Limits().output
     # The process that ran it is alive and has no other child: the next program sees a machine of its own.
     left = "import os\ntry: os.kill(-1, 0)\nexcept ProcessLookupError: pass\nelse: raise ValueError"
-    assert sandbox.run(left).reason in ("passed", "PermissionError: [Errno 1] Operation not permitted")
-    assert sandbox.run("import os; assert os.listdir('.') == []").passed
+    assert sandbox.run(left, LONG).reason in ("passed", "PermissionError: [Errno 1] Operation not permitted")
+    assert sandbox.run("import os; assert os.listdir('.') == []", LONG).passed
 
 
 FINDER = """
@@ -122,12 +127,12 @@ os._exit(0)
 
 
 def test_the_nonce_is_not_found_in_frames_objects_and_files(sandbox):
-    found = sandbox.run(FINDER, timeout=20)
+    found = sandbox.run(FINDER, timeout=LONG)
     assert not found.passed, found
 
 
 def test_what_ends_well_passes(sandbox):
-    found = sandbox.run("def f(x):\n    return x + 1\nassert f(1) == 2\nprint('so')")
+    found = sandbox.run("def f(x):\n    return x + 1\nassert f(1) == 2\nprint('so')", LONG)
     assert found.passed and found.reason == "passed" and found.output == "so\n"
     for source in (
         "",
@@ -138,18 +143,20 @@ def test_what_ends_well_passes(sandbox):
         "import os\nif os.fork() == 0: os._exit(3)\nos.wait()",
         "import threading; t = threading.Thread(target=print); t.start(); t.join()",
     ):
-        assert sandbox.run(source, timeout=20).passed, (source, sandbox.run(source, timeout=20))
+        assert sandbox.run(source, timeout=LONG).passed, (source, sandbox.run(source, timeout=LONG))
 
 
 def test_a_program_leaves_nothing_to_the_next(sandbox):
-    assert sandbox.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x'); import math; math.pi = 3").passed
-    assert sandbox.run("import os, math; assert os.listdir('.') == [] and math.pi > 3.1").passed
+    assert sandbox.run(
+        "import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x'); import math; math.pi = 3", LONG
+    ).passed
+    assert sandbox.run("import os, math; assert os.listdir('.') == [] and math.pi > 3.1", LONG).passed
 
 
 def test_together_they_get_no_more_memory(monkeypatch):
     with Sandbox(1, limits=Limits(memory=256 * 2**20)) as sandbox:
-        many = "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (120 * 2**20)\ntime.sleep(9)"
-        assert sandbox.run(many, timeout=5).reason == "more than 256 MiB of memory"
+        many = "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (120 * 2**20)\ntime.sleep(99)"
+        assert sandbox.run(many, timeout=LONG).reason == "more than 256 MiB of memory"
 
 
 def test_listeners_outside_are_not_reached(sandbox):
@@ -165,9 +172,9 @@ def test_many_side_by_side_keep_their_order():
     with Sandbox(2) as sandbox:
         sources = [f"assert {i} % 3" for i in range(12)]
         seen = []
-        found = sandbox.run_all(sources, tick=seen.append)
+        found = sandbox.run_all(sources, LONG, tick=seen.append)
         assert [verdict.passed for verdict in found] == [i % 3 > 0 for i in range(12)] and sum(seen) == 12
-        threads = [threading.Thread(target=lambda: seen.append(sandbox.run("1").passed)) for _ in range(6)]
+        threads = [threading.Thread(target=lambda: seen.append(sandbox.run("1", LONG).passed)) for _ in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -182,7 +189,7 @@ def test_a_lost_worker_is_replaced(sandbox):
         while (found := zygote.run("1", 1)).passed:  # its inner process may live a moment longer
             pass
         assert found.reason == "the sandbox was lost"
-    assert sandbox.run("1").passed
+    assert sandbox.run("1", LONG).passed
 
 
 def test_without_namespaces_it_refuses(monkeypatch):
@@ -199,11 +206,11 @@ def test_without_namespaces_it_refuses(monkeypatch):
     with Sandbox(1) as sandbox, pytest.raises(UserError, match="--allow-unsandboxed"):
         sandbox.run("1")
     with Sandbox(1, allow_unsandboxed=True) as sandbox:
-        assert sandbox.run("1").passed
+        assert sandbox.run("1", LONG).passed
         for name in ("loop", "sleep", "deaf"):
             assert "timed out" in sandbox.run(ENDLESS[name], timeout=0.3).reason
         for name in ("memory", "file", "exit", "sys.exit", "our environment", "change the checker"):
-            assert not sandbox.run(HOSTILE[name][0]).passed, name
+            assert not sandbox.run(HOSTILE[name][0], LONG).passed, name
     os.kill(os.getpid(), 0)  # we are still there
 
 

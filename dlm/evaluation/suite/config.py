@@ -29,6 +29,9 @@ class EvalSection(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(default="auto", description="As in [model].")
     device: str = Field(default="auto", min_length=1, description="As in [model].")
     limit: int | None = Field(default=None, ge=1, description="Items of each task at most; none: all.")
+    data: Path | None = Field(
+        default=None, description="Folder of the tasks' files; none: their names are paths as they stand."
+    )
     batch_size: int = Field(
         default=32, ge=1, description="Items decoded at a time, and lost at most when killed. It changes no result."
     )
@@ -182,6 +185,13 @@ class DecodingSection(SamplerConfig):
         return {name: str(getattr(self, name)) for name in ("rule", "strategy", "cache", "draft")}
 
     @model_validator(mode="after")
+    def _fits_together(self) -> "DecodingSection":
+        """What is generated is the task's, and made whole blocks, unless it stands here."""
+        if "gen_length" in self.model_fields_set:
+            SamplerConfig.model_validate(self.given)
+        return self
+
+    @model_validator(mode="after")
     def _reads_all(self) -> "DecodingSection":
         if (problem := unread(self, SAMPLER_READERS, judged(self, SAMPLER_READERS))) is not None:
             raise ValueError(problem)
@@ -224,10 +234,22 @@ class EvalConfig(Section):
             twice = next((label for label in labels if labels.count(label) > 1), None)
             if twice is not None:
                 raise ValueError(f'two entries of [[{what}]] are called "{twice}": give one of them a name of its own')
+        if self.eval.data is not None and all(task.data is None for task in self.task):
+            raise ValueError(f"eval.data = {self.eval.data} is only read by tasks with data, and none has")
         names = [entry.label for entry in self.decodings()]
         if self.eval.reference is not None and self.eval.reference not in names:
             raise ValueError(f'reference = "{self.eval.reference}" is no decoding; they are {", ".join(names)}')
         return self
+
+    def tasks(self) -> list[TaskSection]:
+        """The tasks, with their files in `eval.data`."""
+        folder = self.eval.data
+        return [
+            task
+            if folder is None or task.data is None
+            else task.model_copy(update={"data": str(folder / task.data), "name": task.label})
+            for task in self.task
+        ]
 
     def decodings(self) -> list[DecodingSection]:
         """Those written down, then those of the sweeps; the default one where there is none."""

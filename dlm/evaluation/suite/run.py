@@ -93,7 +93,7 @@ class Evaluation:
         lm = load(model, dtype=config.eval.dtype, device=config.eval.device)
         self.about["models"][model] = facts_of(lm)
         setting = Setting(config=config, sandbox=self.sandbox)
-        trials = [TRIALS[task.kind](lm, task, setting) for task in config.task]
+        trials = [TRIALS[task.kind](lm, task, setting) for task in config.tasks()]
         for trial in trials:
             for way in config.decodings() if trial.decodes else ():
                 trial.check(way)

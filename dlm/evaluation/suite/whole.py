@@ -153,8 +153,8 @@ class LmEval(Whole):
         model = HarnessLM(
             self.lm, draws=self.task.draws, batch_size=config.batch_size, **{"seed": config.seed, **settings}
         )
-        found = lm_eval.simple_evaluate(
-            model=model,  # pyright: ignore[reportArgumentType]
+        found: Any = lm_eval.simple_evaluate(
+            model=model,
             tasks=list(self.task.tasks),
             task_manager=self._manager(TaskManager),
             num_fewshot=self.task.shots,
@@ -167,7 +167,6 @@ class LmEval(Whole):
             fewshot_random_seed=config.seed,
             log_samples=True,
         )
-        assert found is not None
         return [
             {
                 "item": name,

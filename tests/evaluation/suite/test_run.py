@@ -187,7 +187,8 @@ def test_traces_of_every_item(tmp_path, tiny):
         for name, record in names.items():
             several = record.get("samples", 1)
             traces = [store[name if several == 1 else f"{name}/{i}"] for i in range(several)]
-            assert 0 < sum(len(trace.events()) for trace in traces) <= record["nfe"]
+            assert all(trace.steps.max() < record["nfe"] for trace in traces)
+            assert sum((trace.steps >= 0).sum() for trace in traces) == record["tokens"]
 
 
 MINE = """
@@ -227,7 +228,7 @@ BAD = [
     ({"kind": "sudoku"}, {}, "is no Sudoku model"),
     ({"kind": "perplexity"}, {}, "judge is missing"),
     ({"kind": "lines"}, {"decoding": [{"draft": "self"}]}, "a draft continues a text, and this task fills holes"),
-    ({"kind": "questions", "data": "stdlib"}, {"decoding": [{"draft": "ngram"}]}, "is not causal"),
+    ({"kind": "questions", "data": "stdlib"}, {"decoding": [{"draft": "ngram"}]}, "guesses what a causal model writes next"),
     ({"kind": "lm_eval", "tasks": ["x"]}, {"decoding": [{"draft": "self"}]}, "this task is asked without a draft"),
     ({"kind": "questions", "data": "stdlib"}, {"decoding": [{"rule": "threshold", "tokens_per_step": 2}]}, "tokens_per_step is only read by the rules"),
 ]  # fmt: skip
