@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     with tempfile.TemporaryDirectory(prefix="dlm-align-benchmark-") as scratch:
-        os.environ["DLM_CACHE"] = str(Path(scratch) / "cache")  # neither reads nor fills the user's
+        os.environ["DLM_CACHE"] = str(Path(scratch) / "cache")  # the user's cache is neither read nor written
         table = base(options, Path(scratch))
         seconds, facts = measure(options, table, Path(scratch))
     from dlm.evaluation.card import machine
@@ -93,7 +93,7 @@ def measure(
     runs = {name: Run(config) for name, config in configs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for step in range(options.warmup + options.steps):
-        first = step % len(runs)  # who goes first changes from step to step
+        first = step % len(runs)  # another run goes first in each step
         for name in (*list(runs)[first:], *list(runs)[:first]):
             one, _ = timed(runs[name].optimiser_step, options.device)
             seconds[name] += [one["wall"]] if step >= options.warmup else []

@@ -17,7 +17,7 @@ from dlm.models.families import config_from_hub
 MASK, EOS = 256, 257  # 0 to 255 are bytes
 WIDTH, INNER, EXPERT, VOCAB, HEADS, GROUPS, HEAD = 32, 48, 16, 258, 4, 2, 8
 TOKENS = {"vocab_size": VOCAB, "mask_token_id": MASK, "eos_token_id": EOS}
-HUB = {  # as most families spell their shape
+HUB = {  # most families' names of the shape in config.json
     **TOKENS,
     "hidden_size": WIDTH,
     "num_hidden_layers": 2,
@@ -29,7 +29,7 @@ HUB = {  # as most families spell their shape
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
 }
-LLADA = {  # and as LLaDA does
+LLADA = {  # LLaDA's names
     **TOKENS,
     "embedding_size": VOCAB,
     "d_model": WIDTH,
@@ -81,7 +81,7 @@ def shapes(config: dict[str, Any]) -> dict[str, torch.Size]:
 
 
 def tensor(name: str, shape: tuple[int, ...], model: str) -> torch.Tensor:
-    """Random numbers that the name decides: sure of themselves, fond of the end, never of the mask."""
+    """Random weights, the same for the same name. Predictions are confident: often the end of text, never the mask."""
     found = torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(f"{model} {name}".encode())))
     if len(shape) == 1:
         return 0.2 * found if name.endswith("bias") else 1 + 0.2 * found

@@ -38,7 +38,7 @@ FAMILIES = {
 
 
 def work() -> None:
-    """Decode the rows that are named on stdin, and tell the CPU seconds each took."""
+    """Decode the rows that are named on standard input, and print the CPU seconds of each."""
     import time
 
     import torch

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs" / "compare"
-CONFIG_OUT = "runs/compare/"  # what paths in the configs begin with; they end in -0, the seed
+CONFIG_OUT = "runs/compare/"  # how paths in the configs begin; they end in -0, the seed
 THRESHOLDS = (2.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)  # above 1: a token a step
 WINDOWS, GIVEN, BLOCK = 32, 96, 32  # continuations: how many, bytes before them, tokens decoded together
 
@@ -137,7 +137,7 @@ def make_traces(seed: int, options: argparse.Namespace) -> None:
 
 
 def run(name: str, seed: int, options: argparse.Namespace) -> Result:
-    """Prepare, train and measure: everything the row's line is made of."""
+    """All figures of one row: prepare its data, train, measure."""
     import torch
 
     import dlm
@@ -151,7 +151,7 @@ def run(name: str, seed: int, options: argparse.Namespace) -> Result:
     if name == "trajectories":
         make_traces(seed, options)
     training = Run(config)
-    # Whatever a row trains on, its bound is that of one held-out text.
+    # Rows train on different data; their bounds are taken on the same held-out text.
     tokenizer, text = training.model.tokenizer, row_config("ar", seed, options.out, options.extra).data
     assert tokenizer is not None
     sizes = torch.as_tensor(tokenizer.token_bytes)

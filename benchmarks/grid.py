@@ -29,7 +29,7 @@ Runs = Mapping[str, Mapping[int, Result]]
 
 
 def spread(values: Sequence[float | None]) -> tuple[float, float | None] | None:
-    """Mean and standard error over seeds, which one seed has not; nothing where a seed has none."""
+    """Mean and standard error over seeds (no error with one seed), or None where a seed has no value."""
     if not values or None in values:
         return None
     known = [float(v) for v in values if v is not None]
@@ -37,7 +37,7 @@ def spread(values: Sequence[float | None]) -> tuple[float, float | None] | None:
 
 
 def at_equal_quality(frontier: Sequence[Result], level: float) -> float | None:
-    """Most tokens a forward that cost at most `level` bits, linear between the thresholds; none where none do."""
+    """The most tokens a forward for `level` bits, interpolated between thresholds; None if all cost more."""
     points = sorted((point["tpf"], point["bits"]) for point in frontier)
     good = [tpf for tpf, bits in points if bits <= level]
     for (slow, better), (fast, worse) in pairwise(points):
@@ -83,7 +83,7 @@ def summary(results: Runs) -> dict[str, Result]:
 
 
 def claims(results: Runs) -> list[str]:
-    """What the grid was built to show, with what it showed."""
+    """The claims that the comparison tests, each with what was measured."""
     runs, said = {name: finished(results, name) for name in ROWS}, []
 
     def gaps(less: str, more: str) -> list[float]:

@@ -71,7 +71,7 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
-    """Of two jobs that took turns: the ratio in each round, where both had the same load."""
+    """The ratio of two jobs' times in each round: both then had the same load."""
     return [a / b for a, b in zip(over, under, strict=True)]
 
 
@@ -81,7 +81,7 @@ def shown(found: Mapping[str, float], digits: int = 2) -> str:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """What figures were taken on, as plain values."""
+    """The machine and the versions that figures were measured with, as plain values."""
     import torch
 
     git = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
@@ -108,7 +108,7 @@ def peak_rss() -> int:
 
 
 def write(file: Path, report: Any) -> None:
-    """Write a report as JSON, and say where."""
+    """Write a report as JSON, and print its path."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(report, indent=1, default=str, ensure_ascii=False) + "\n", "utf-8")
     print(f"written: {file}")

@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def slug(name: str) -> str:
-    """The name as a folder."""
+    """A recipe's name with a hyphen for all that is no letter or digit, so that it can name a folder."""
     return "".join(c if c.isalnum() else "-" for c in name)
 
 

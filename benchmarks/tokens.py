@@ -28,7 +28,7 @@ from measuring import parser, write
 import dlm
 
 STEPPED = ("low_confidence", "random", "margin", "entropy")  # rules that follow `steps`
-RULES: dict[str, dict[str, Any]] = {  # with what each reads
+RULES: dict[str, dict[str, Any]] = {  # each with the settings that it reads
     **{rule: {} for rule in STEPPED},
     "threshold": {"threshold": 0.5},
     "factor": {"factor": 0.9},
@@ -93,7 +93,7 @@ def caches(name: str) -> dict[str, dict[str, Any]]:
 
 
 class Recorder:
-    """Calls, each under its name, and what came out of them."""
+    """Calls by name, and their results."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.results = folder, dict[str, dict[str, Any]]()

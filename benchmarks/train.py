@@ -80,7 +80,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 def _plan(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Everything a contender needs, written to a file: our config, the token sequences, their shape."""
-    os.environ["DLM_CACHE"] = str(scratch / "cache")  # neither reads nor fills the user's
+    os.environ["DLM_CACHE"] = str(scratch / "cache")  # the user's cache is neither read nor written
     import numpy as np
 
     from dlm.data import DataConfig, build_stream

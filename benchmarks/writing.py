@@ -1,6 +1,6 @@
 """What a model writes, under several settings: continuations of held-out files, and small functions with a line missing.
 
-    python benchmarks/writing.py pico-block --judge pico-causal             # tables, and benchmarks/results/writing-*.json
+    python benchmarks/writing.py pico --judge pico-causal                   # tables, and benchmarks/results/writing-*.json
     python benchmarks/writing.py pico --only functions                      # parse rate at 6, 10 and 14 masks
     python benchmarks/writing.py runs/mine --judge runs/causal --temperature 0.8 1.0 --rule random --block 4 8
 
@@ -113,7 +113,7 @@ def main() -> int:
 
 
 def settings_of(lm: "LM", options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What is recommended, then every combination of what was asked for."""
+    """The recommended settings, then every combination of the options given."""
     rules = [None] if lm.config.attention == "causal" else options.rule
     blocks = options.block if lm.config.attention == "bidirectional" and options.block else [None]
     found: list[dict[str, Any]] = [{}]

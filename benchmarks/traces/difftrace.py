@@ -17,7 +17,7 @@ from dlm.trace.facts import Facts, facts
 from dlm.trace.store import TraceStore
 from dlm.trace.trace import Trace
 
-COMPARED = 1000  # traces: its files take ten times the room
+COMPARED = 1000  # this many traces only: its files are ten times as large
 TEXT = (
     f"{COMPARED:,} traces at most through both in one process; DiffTrace with tokens and masks, its defaults but for random states, which "
     "are left out. It replays final tokens only, and has no check of what it reads."
@@ -60,7 +60,7 @@ def measure(checkout: Path, seconds: float, traces: list[Trace]) -> list[dict[st
 
 
 class _Peer:
-    """Its modules."""
+    """DiffTrace's modules, imported from the checkout at `path`."""
 
     def __init__(self, path: Path) -> None:
         if not (path / "difftrace" / "engine.py").is_file():
@@ -80,7 +80,7 @@ class _Peer:
         return self.engines.DiffTraceEngine(config)
 
     def trajectory(self, trace: Trace) -> Any:
-        """What its capture makes of the same denoising."""
+        """The record that DiffTrace's capture makes of the same trace."""
         masked = np.stack([trace.first_step >= k for k in range(1, trace.num_steps + 1)])
         steps = []
         for k in range(trace.num_steps):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlm.inference.engine import Engine
     from dlm.models.lm import LM
 
-BEGINNINGS = 20  # that are timed and cancelled, for each request that is decoded
+BEGINNINGS = 20  # this many requests are timed and cancelled for each one that is decoded
 PROMPT = "def area(radius):\n    return"
 TEXT = (
     "Medians over pairs, with 95 % intervals by order statistics. The engine waits while it tells the recorder of each step and "
@@ -35,14 +35,14 @@ TEXT = (
 
 @dataclass
 class Side:
-    """The engine that records, or the one that does not, and the nanoseconds it took."""
+    """One of the two engines, with the nanoseconds of its steps."""
 
     engine: "Engine"
     length: int
     begin: list[int] = field(default_factory=list)
     step: list[int] = field(default_factory=list)
     step_cpu: list[int] = field(default_factory=list)
-    """Of this thread."""
+    """CPU time of the thread that calls `step`."""
     request: list[int] = field(default_factory=list)
 
     def submit(self, name: str) -> None:

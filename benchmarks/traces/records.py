@@ -25,7 +25,7 @@ from dlm.trace.trace import Trace
 
 
 def sizes(traces: list[Trace], lessons: list[Trace]) -> list[dict[str, Any]]:
-    """Bytes a trace, of the record alone and of the whole file; entropy bounds beside."""
+    """Rows of bytes a trace: of the record alone, of the whole file, and the bounds that entropy sets."""
     counts = np.bincount(np.concatenate([trace.first_token for trace in traces])).astype(float)
     share = counts[counts > 0] / counts.sum()
     order = math.lgamma(LENGTH + 1) / math.log(2) - STEPS * math.lgamma(LENGTH // STEPS + 1) / math.log(2)
@@ -55,7 +55,7 @@ def times(traces: list[Trace], lessons: list[Trace], seconds: float) -> list[dic
     """Microseconds of one call, the least of many, and how often the interpreter counts to 100 meanwhile."""
     trace, dictionary = traces[0], zstandard.ZstdCompressionDict(trained(lessons, 1))
     plain, small = encode(trace), encode(trace, dictionary)
-    name, context = trace.request_id, Facts(facts(CONTEXT))  # as a store holds it
+    name, context = trace.request_id, Facts(facts(CONTEXT))  # what a store holds
 
     def read() -> Trace:
         return decode(small, name, context, lambda number: dictionary)
@@ -91,7 +91,7 @@ def writes(traces: list[Trace]) -> list[dict[str, Any]]:
     for durability, processes in product(("trace", "group", "none"), (1, 3)):
         count = len(traces) // (10 if durability == "trace" else 1) // processes
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            # Python 3.12's about threads: those of the tokenizer are at rest.
+            # Python 3.12 warns about forks beside threads; the tokenizer's threads do nothing here.
             warnings.simplefilter("ignore", DeprecationWarning)
             path = Path(folder) / "traces.db"
             TraceStore(path).close()

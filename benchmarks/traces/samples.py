@@ -10,7 +10,7 @@ from dlm.trace.trace import Trace
 
 LENGTH, STEPS, VOCABULARY = 128, 64, 32_000
 MASK_ID = 1
-TEACH = 3  # every so many-th file is for the dictionary to learn from, and for nothing else
+TEACH = 3  # one file in this many is used for the dictionary alone
 CONTEXT = {
     "model": "pico",
     "weights": "6f1c" * 8,
@@ -20,7 +20,7 @@ CONTEXT = {
 
 
 def samples(traces: int, tokenizer: str | None) -> tuple[list[Trace], list[Trace]]:
-    """So many traces to store, and half as many of other files to learn a dictionary from; ids are of 8 characters."""
+    """`traces` traces to store, and half as many of other files to learn a dictionary from; ids have 8 characters."""
     stored, lessons = _ids(_tokenizer(tokenizer), traces * LENGTH, traces // 2 * LENGTH)
     rng, name = np.random.default_rng(0), Random(0)
     return [list(_traces(ids, rng, name)) for ids in (stored, lessons)]  # type: ignore[return-value]
@@ -41,7 +41,7 @@ def _traces(ids: np.ndarray, rng: np.random.Generator, name: Random) -> Iterator
 
 
 def _ids(tokenizer: Tokenizer, store: int, teach: int) -> list[np.ndarray]:
-    """Token ids of Python's source files, so many of each sort; they come round again where there are too few."""
+    """Token ids of Python's source files: `store` of them and, of other files, `teach`. Too few are repeated."""
     from dlm.data.source import rows_of
     from dlm.evaluation.about import STDLIB
 
