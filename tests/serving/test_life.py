@@ -115,6 +115,16 @@ def test_too_many_are_refused_and_the_others_answered():
         assert soon(running.settled)
 
 
+def test_where_nobody_may_wait_those_run_that_there_is_room_for():
+    with live(config(engine={"max_num_requests": 2}, serve={"max_waiting": 0})) as running:
+        body = {"prompt": "ab[MASK:2-4]cd", "infill": True}
+        assert running.text(body) == dlm.infill(running.server.lm, [body["prompt"]])[0].text
+        refused = running.post({"prompt": "a", "n": 3, "temperature": 1.0})
+        assert refused.status_code == 400 and "room for 2" in refused.json()["error"]["message"]
+        assert len(running.post({"prompt": "a", "n": 2, "temperature": 1.0, "max_tokens": 4}).json()["choices"]) == 2
+        assert soon(running.settled)
+
+
 def test_who_waits_too_long_is_refused():
     with live(config(engine={"max_num_requests": 1}, serve={"max_wait": 0.2})) as running:
         first = raw(running.url, LONG)
