@@ -34,21 +34,22 @@ async def chosen(server: "Server", ask: Ask) -> Ask:
         except StopIteration as done:
             return [], done.value
 
-    loop = asyncio.get_running_loop()
+    loop, most = asyncio.get_running_loop(), min(AT_ONCE, server.config.engine.max_num_requests)
     while True:
         decodings, choice = await loop.run_in_executor(server.worker, go_on)
         if choice is not None:
             return await loop.run_in_executor(server.worker, partial(with_lengths, server.lm, ask, *choice))
         sure = {}
-        for start in range(0, len(decodings), AT_ONCE):
-            part = decodings[start : start + AT_ONCE]
-            sure |= await _decoded(server, {f"{ask.id}-length-{next(numbers)}": decoding for decoding in part})
+        for start in range(0, len(decodings), most):
+            part = decodings[start : start + most]
+            names = {f"{ask.id}-length-{next(numbers)}": decoding for decoding in part}
+            sure |= await _decoded(server, names, len(ask.decodings))
 
 
-async def _decoded(server: "Server", decodings: Mapping[str, Decoding]) -> dict[str, Sequence[float]]:
-    """How sure the model was of each request's tokens, by the id it came with."""
+async def _decoded(server: "Server", decodings: Mapping[str, Decoding], wait: int) -> dict[str, Sequence[float]]:
+    """How sure the model was of each request's tokens, by the id it came with; so many others wait for these."""
     names, found = list(decodings), {}
-    channel = server.runner.channel(names, server.config.serve.max_unread)
+    channel = server.runner.channel(names, server.config.serve.max_unread, instead=wait)
     try:
         renamed = [replace(d, request=replace(d.request, request_id=name)) for name, d in decodings.items()]
         server.runner.submit(renamed, Wish(recorded=False), confidence=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from dlm.errors import UserError
 from dlm.inference.decoding import Decoding
-from dlm.inference.engine import Engine, Full
+from dlm.inference.engine import Engine
 from dlm.inference.events import Event, Log, Stats
 from dlm.serving.notes import Note, Notes, Wish
-from dlm.serving.refusal import crowded
+from dlm.serving.refusal import Refusal, crowded
 
 IDLE = 0.5
 """Seconds after which the thread looks whether it is to end, where nothing wakes it."""
@@ -112,19 +112,20 @@ class Runner:
             self.thread.join()
         self.engine.close()
 
-    @property
-    def waiting(self) -> int:
-        """Requests that have not begun."""
-        return len(self.fresh)
-
     def require_room(self, more: int = 1) -> None:
-        """Raises Refusal where so many more have no place to wait; the engine itself looks again."""
-        if len(self.fresh) + more > self.max_waiting + self.engine.config.max_num_requests:
+        """Raises Refusal where so many more could neither run nor wait."""
+        room = self.engine.config.max_num_requests + self.max_waiting
+        if more > room:
+            raise Refusal(400, f"{more} answers at once, and this server has room for {room}: ask in several requests")
+        if len(self.channels) + more > room:
             raise crowded(f"{len(self.fresh)} requests are waiting, and max_waiting = {self.max_waiting}")
 
-    def channel(self, names: Sequence[str], most: int) -> Channel:
-        """A channel for requests that are about to be submitted. Raises Refusal where too many wait."""
-        self.require_room(len(names))
+    def channel(self, names: Sequence[str], most: int, instead: int = 0) -> Channel:
+        """A channel for requests that are about to be submitted. Raises Refusal where too many wait.
+
+        `instead` is the number of those that have a place already and only wait for these.
+        """
+        self.require_room(len(names) - instead)
         channel = Channel(self, names, most)
         for name in names:
             self.channels[name] = channel
@@ -134,7 +135,7 @@ class Runner:
     def submit(self, decodings: Sequence[Decoding], wish: Wish, confidence: bool) -> None:
         """Hand checked requests to the engine; any thread may call this. All or none are taken.
 
-        Raises Refusal where too many wait, and UserError for a request that could never run.
+        Raises UserError for a request that could never run.
         """
         done: list[str] = []
         try:
@@ -143,9 +144,6 @@ class Runner:
                 self.notes.wishes[name] = wish
                 self.engine.submit(decoding, confidence=confidence, log=Log(kept=False))
                 done.append(name)
-        except Full as error:
-            self._cancel(done)
-            raise crowded(str(error).partition(":")[0]) from None
         except BaseException:
             self._cancel(done)
             raise

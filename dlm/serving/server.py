@@ -59,8 +59,7 @@ class Server:
             self.store = TraceStore.of(self.config.trace)
         lm = self._lm or load(**self.config.model.model_dump())
         limits = self.config.serve
-        settings = self.config.engine.model_copy(update={"max_waiting": limits.max_waiting})
-        engine = Engine.of(lm, settings, trace=self.store, draft=self.config.draft.model)
+        engine = Engine.of(lm, self.config.engine, trace=self.store, draft=self.config.draft.model)
         runner = Runner(
             engine, max_waiting=limits.max_waiting, max_failures=limits.max_failures, fatal=self._fail, said=self._say
         )

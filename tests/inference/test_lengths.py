@@ -79,6 +79,38 @@ def test_the_fill_is_that_of_the_chosen_length():
     assert [r.nfe for r in chosen] == [r.nfe + 2 * 6 for r in fixed]
 
 
+def test_the_choice_is_that_of_the_formula():
+    """By hand: mean p of the best tokens of the empty hole, over the same where the prompt ends with it; left to right."""
+    lm = text_lm(seed=2, spread=0.5)
+    words = [lm.encode(part) for part in ("ab ", " cd ", " e")]
+
+    def sure(sizes: list[int], number: int, cut: bool) -> float:
+        ids: list[int] = []
+        for i, size in enumerate(sizes):
+            ids += [*words[i], *[MASK] * size]
+            if i == number:
+                hole = slice(len(ids) - size, len(ids))
+            if i == number and cut:
+                break
+        canvas = torch.tensor([ids if cut else [*ids, *words[2]]])
+        rows = torch.zeros_like(canvas, dtype=torch.bool)
+        rows[0, hole] = True
+        with torch.no_grad():
+            return lm.network.suppress(lm.predict(canvas, rows)).softmax(-1).max(-1)[0].mean().item()
+
+    sizes, ranges = [3, 4], [range(2, 5), range(1, 8)]  # first in the middle of their ranges
+    for number, tried in enumerate(ranges):
+        scores = {}
+        for size in tried:
+            probe = [size if i == number else other for i, other in enumerate(sizes)]
+            scores[size] = sure(probe, number, cut=False) / sure(probe, number, cut=True)
+        sizes[number] = max(scores, key=scores.__getitem__)
+    found = dlm.infill(lm, "ab [MASK:2-4] cd [MASK:1-7] e")[0]
+    assert found.nfe - len(found.tokens) == 2 * (3 + 7) and len(found.tokens) == sum(sizes)
+    fixed = dlm.infill(lm, f"ab [MASK:{sizes[0]}] cd [MASK:{sizes[1]}] e")[0]
+    assert (found.text, found.holes) == (fixed.text, fixed.holes)
+
+
 def test_only_the_chosen_length_is_recorded(tmp_path):
     lm = text_lm(seed=2)
     with dlm.TraceStore(tmp_path / "traces.db") as store:

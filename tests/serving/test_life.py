@@ -115,6 +115,16 @@ def test_too_many_are_refused_and_the_others_answered():
         assert soon(running.settled)
 
 
+def test_where_nobody_may_wait_those_run_that_there_is_room_for():
+    with live(config(engine={"max_num_requests": 2}, serve={"max_waiting": 0})) as running:
+        body = {"prompt": "ab[MASK:2-4]cd", "infill": True}
+        assert running.text(body) == dlm.infill(running.server.lm, [body["prompt"]])[0].text
+        refused = running.post({"prompt": "a", "n": 3, "temperature": 1.0})
+        assert refused.status_code == 400 and "room for 2" in refused.json()["error"]["message"]
+        assert len(running.post({"prompt": "a", "n": 2, "temperature": 1.0, "max_tokens": 4}).json()["choices"]) == 2
+        assert soon(running.settled)
+
+
 def test_who_waits_too_long_is_refused():
     with live(config(engine={"max_num_requests": 1}, serve={"max_wait": 0.2})) as running:
         first = raw(running.url, LONG)
@@ -279,24 +289,22 @@ def test_a_killed_server_keeps_what_it_answered(tmp_path):
     command = [sys.executable, "-m", "dlm.cli.serve", "--model", "pico", "--serve.port", "0", "--serve.log", "false"]
     command += ["--trace", "--trace.store", store, "--engine.max_num_requests", "4"]
 
-    def ask(url: str, number: int) -> None:
-        with contextlib.suppress(httpx.HTTPError):
+    def ask(process: subprocess.Popen, url: str, number: int, most: int) -> None:
+        body = {"prompt": "a", "max_tokens": 1 + number % 5}
+        with contextlib.suppress(httpx.HTTPError), httpx.Client(base_url=url, timeout=60) as client:
             while True:
-                answer = httpx.post(
-                    f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1 + number % 5}, timeout=60
-                )
-                answered.append((answer.json()["dlm"]["trace"], answer.json()["usage"]["completion_tokens"]))
+                answer = client.post("/v1/completions", json=body).json()
+                answered.append((answer["dlm"]["trace"], answer["usage"]["completion_tokens"]))
+                if len(answered) >= most:  # at once: a moment later even what nobody waited for is written
+                    process.kill()
 
-    for least in (30, 45):
+    for most in (16, 24):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, ThreadPoolExecutor(8) as pool:
             assert process.stdout is not None
             url = process.stdout.readline().split()[-1]
             for name, _ in answered:
                 assert httpx.get(f"{url}/v1/traces/{name}").json()["id"] == name
-            for number in range(8):
-                pool.submit(ask, url, number)
-            assert soon(lambda least=least: len(answered) >= least, 120)
-            process.kill()
+            list(pool.map(ask, [process] * 8, [url] * 8, range(8), [most] * 8))
         traces = dlm.TraceStore(store, create=False)
         assert all(traces[name].num_steps >= tokens for name, tokens in answered)
         traces.close()
