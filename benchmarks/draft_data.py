@@ -1,4 +1,4 @@
-"""What a draft learns from: its target's own answers against raw text, and the target's states against none.
+"""What a draft learns from: its target's own answers against raw text, the target's states against none; and DFlash 2.
 
     python benchmarks/draft_data.py [--seeds 3] [--steps 150]
 
@@ -25,6 +25,12 @@ ROWS: dict[str, dict[str, str]] = {
     "regenerated": {},
     "raw text": RAW,
     "regenerated, no context": {"draft.context": "false"},
+    "regenerated, DFlash 2": {
+        "draft.conv_kernel_size": "2",
+        "draft.conv_group_size": "8",
+        "draft.selector_rank": "16",
+        "draft.selector_top_k": "8",
+    },
 }
 
 

@@ -1,6 +1,7 @@
 """Drafts change no text: requests drawn at random, decoded with and without a draft.
 
-`python -m tests.inference.speculative 1000` runs so many; the suite runs a few.
+`python -m tests.inference.speculative 1000` runs so many; the suite runs a few. With a model's name or folder after the
+number its crowds are small ones of that model, computed in C.
 """
 
 import random
@@ -70,9 +71,9 @@ def told(lm, given, right: float = 1.0, **settings) -> Told:
 
 def draft_of(kind: str, lm: dlm.LM, seed: int, block_size: int = 17):
     """A draft of that kind for the model."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, size = torch.Generator().manual_seed(seed), lm.config.vocab_size
     if kind in ("good", "adversarial", "random"):
-        return Told({"good": 0.85, "adversarial": 0.0, "random": 1 / 40}[kind], 40, seed)
+        return Told({"good": 0.85, "adversarial": 0.0, "random": 1 / 40}[kind], size, seed)
     if kind == "diffusion":
         return tiny_lm(seed, spread=0.5, vocab_size=40, mask_token_id=39)
     if kind == "ngram":
@@ -81,26 +82,28 @@ def draft_of(kind: str, lm: dlm.LM, seed: int, block_size: int = 17):
         "dflash": {},
         "dflash2": SECOND,
         "sliding": {"windows": (4, None), "causal": (True, False)},
-        "narrow": {"tokens": range(1, 40, 2)},
-        "first": {"tokens": range(0, 40, 2)},
+        "narrow": {"tokens": range(1, size, 2)},
+        "first": {"tokens": range(0, size, 2)},
     }[kind]
-    draft = Draft.fresh(lm, num_layers=2, block_size=block_size, generator=generator, mask_token_id=39, **more)
+    draft = Draft.fresh(lm, num_layers=2, block_size=block_size, generator=generator, mask_token_id=size - 1, **more)
     return Looked(draft) if kind == "first" else draft
 
 
-def run(seed: int) -> str:
-    """One crowd with a draft and each of its requests without; what differs, or nothing."""
+def run(seed: int, given: dlm.LM | None = None) -> str:
+    """One crowd with a draft and each of its requests without; what differs, or nothing. `given` is a model to use."""
     draw = random.Random(seed)
-    lm = target(draw.randrange(4))
-    kind, batch = draw.choice(DRAFTS), draw.choice((1, 8, 32))
+    lm = target(draw.randrange(4)) if given is None else given
+    size = lm.config.vocab_size
+    kind = draw.choice(DRAFTS if given is None else DRAFTS[:-1])
+    batch = draw.choice((1, 8, 32) if given is None else (1, 2, 4))
     draft = draft_of(kind, lm, seed)
-    begin = [draw.randrange(40) for _ in range(draw.choice((0, 0, 9)))]
-    prompts = [begin + [draw.randrange(40) for _ in range(1 + draw.randrange(14))] for _ in range(batch)]
-    kernels = draw.choice(("auto", "torch"))
+    begin = [draw.randrange(size) for _ in range(draw.choice((0, 0, 9)))]
+    prompts = [begin + [draw.randrange(size) for _ in range(1 + draw.randrange(14))] for _ in range(batch)]
+    kernels = draw.choice(("auto", "torch")) if given is None else "auto"
     warm = draw.random() < 0.5
     settings = [
         {
-            "gen_length": draw.randrange(1, 24),
+            "gen_length": draw.randrange(1, 24 if given is None else 10),
             "temperature": draw.choice((0.7, 1.0)) if warm else 0.0,
             "seed": draw.randrange(100),
             **(draw.choice(({}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 12, "top_p": 0.9})) if warm else {}),
@@ -140,17 +143,17 @@ def run(seed: int) -> str:
     return f"{what}: {pages} pages are still used" if pages else ""
 
 
-def main(count: int) -> int:
+def main(count: int, name: str | None = None) -> int:
     """So many crowds; how many went wrong."""
     print(f"C kernels: {native.unavailable() or 'used'}")
-    wrong = 0
+    wrong, given = 0, None if name is None else dlm.load(name)
     for seed in range(count):
-        fault = run(seed)
+        fault = run(seed, given)
         wrong += bool(fault)
-        if fault or (seed + 1) % 50 == 0:
+        if fault or (seed + 1) % (50 if given is None else 10) == 0:
             print(fault, f"{seed + 1 - wrong} of {seed + 1} runs wrote what no draft writes", flush=True)
     return wrong
 
 
 if __name__ == "__main__":
-    raise SystemExit(min(1, main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)))
+    raise SystemExit(min(1, main(int(sys.argv[1]) if len(sys.argv) > 1 else 100, *sys.argv[2:])))

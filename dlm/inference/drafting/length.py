@@ -10,10 +10,12 @@ if TYPE_CHECKING:
 
 MEMORY = 0.98
 """Weight of what was before, at each new observation."""
+PROBE = 16
+"""Where drafting does not pay, one token is drafted once in so many times: it may pay later."""
 
 
 class Length:
-    """For `draft_length = "auto"`: the length that promises most tokens a second.
+    """For `draft_length = "auto"`: the length that promises most tokens a second, 0 where drafting does not pay.
 
     A step's seconds are fitted as a line over its rows, the draft's forward apart; the chance that a draft is kept, given
     that all before it were, is counted by position. Whatever it says, the text stays the same.
@@ -22,25 +24,27 @@ class Length:
     def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.most, self.clock = most, clock
         self.tried, self.kept = [1.0] * most, [0.7] * most
-        self.rows, self.requests = 0, 1
+        self.rows = self.others = 0
+        self.drafting = 1
+        """Requests that had drafts in the last step that had any; `others` are the rows of the rest."""
         self.mark = 0.0
         self.open = False
-        """Whether the target's answers are still to be timed, in a step whose requests were all drafted for."""
+        """Whether the target's answers are still to be timed, in a step that reads no prompts."""
+        self.idle = 0
         self.target, self.draft = Line(), Line()
 
     def start(self, scheduled: "Sized[Scheduled]") -> None:
         """A step begins."""
         self.rows = sum(len(item.span.positions) for item in scheduled)
-        self.requests = max(1, len(scheduled))
+        self.open = all(item.span.decides for item in scheduled)
         self.mark = self.clock()
-        self.open = False
 
-    def drafted(self, requests: int) -> None:
-        """The drafts of so many requests are there."""
+    def drafted(self, requests: int, tokens: int) -> None:
+        """Of so many requests so many tokens were drafted."""
         now = self.clock()
-        self.open = requests == self.requests
         if self.open:
             self.draft.add(self.rows, now - self.mark)
+            self.drafting, self.others = requests, self.rows - requests - tokens
         self.mark = now
 
     def verified(self) -> None:
@@ -56,16 +60,19 @@ class Length:
             self.kept[place] = MEMORY * self.kept[place] + (place < count - 1)
 
     def best(self) -> int:
-        """The length to draft now, from 1 up. Longer ones are tried now and then: what was not tried is thought likely."""
-        best, found, tokens, chance = 1, 0.0, 1.0, 1.0
-        for length in range(1, self.most + 1):
-            chance *= self.kept[length - 1] / self.tried[length - 1]
-            tokens += chance
-            rows = self.requests * (length + 1)
-            speed = tokens / max(self.target.at(rows) + self.draft.at(rows), 1e-9)
+        """The length to draft now. What was not tried is thought likely, and of what does not pay one token now and then."""
+        best, found, tokens, chance = 0, 0.0, 1.0, 1.0
+        for length in range(self.most + 1):
+            if length:
+                chance *= self.kept[length - 1] / self.tried[length - 1]
+                tokens += chance
+            rows = self.others + self.drafting * (length + 1)
+            seconds = self.target.at(rows) + (self.draft.at(rows) if length else 0.0)
+            speed = (self.others + self.drafting * tokens) / max(seconds, 1e-9)
             if speed > found:
                 best, found = length, speed
-        return best
+        self.idle = 0 if best else (self.idle + 1) % PROBE
+        return best or int(self.idle == PROBE - 1)
 
 
 class Line:

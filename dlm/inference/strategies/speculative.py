@@ -86,7 +86,7 @@ class Speculative(Block):
             memory.drafts, memory.drawn = guess.tokens, guess.drawn
             memory.forwards += guess.forwards
             seq.canvas.tokens[first : first + len(guess.tokens)] = guess.tokens
-        self.length.drafted(len(asking))
+        self.length.drafted(len(asking), sum(len(seq.memory.drafts) for seq in asking))
 
     def observe(self, scheduled: "Sized[Scheduled]", forward: "Forward") -> None:
         self.drafter.absorb(scheduled, forward)
