@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 LENGTH, BATCH, HELD, DRAWS = 128, 8, 64, 8
 SAMPLES, WRITTEN, STEPS = 24, 64, (1, 2, 4, 8, 16, 32, 64)
-NETWORK = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 176}
+NETWORK = {
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 176,
+}
 NETWORK |= {"num_hidden_layers": 4, "max_position_embeddings": LENGTH, "tie_word_embeddings": True}
 AUTOENCODER = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
 DENOISER = {"hidden_size": 56, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 144}
@@ -168,7 +174,9 @@ def _trained(config: Any, tflop: float) -> float:
     from dlm.training.loop import train
     from dlm.training.run import Run
 
-    probe = Run(config.model_copy(update={"train": config.train.model_copy(update={"out": config.train.out + "/probe"})}))
+    probe = Run(
+        config.model_copy(update={"train": config.train.model_copy(update={"out": config.train.out + "/probe"})})
+    )
     tokens = config.train.batch_size * LENGTH
     steps = _steps(probe.flops_a_token, tokens, tflop)
     section = config.train.model_copy(update={"steps": steps, "warmup_steps": min(50, steps // 10)})
@@ -242,7 +250,11 @@ def cost(lm: "LM", options: argparse.Namespace) -> dict[str, Any]:
     assert found.bits_per_byte is not None
     each = torch.cat([costs.nats(ids, answer, torch.arange(len(ids)), 1, 0).mean(-1) for ids, answer in held.batches])
     bits = each / LENGTH / math.log(2)
-    return {"bits": found.bits_per_byte[0], "error": found.bits_per_byte[1], "spread": float(bits.std() / len(bits) ** 0.5)}
+    return {
+        "bits": found.bits_per_byte[0],
+        "error": found.bits_per_byte[1],
+        "spread": float(bits.std() / len(bits) ** 0.5),
+    }
 
 
 def sampled(lm: "LM", options: argparse.Namespace, steps: tuple[int, ...], **how: Any) -> list[dict[str, Any]]:
@@ -279,9 +291,14 @@ def reconstruction(options: argparse.Namespace) -> dict[str, Any]:
     from dlm.training.loop import train
 
     own = {"stage": "autoencoder", "channels": 32, "noise": 0.5, "token_dropout": 0.0, "latent_dropout": 0.05}
-    own["autoencoder"] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}
+    own["autoencoder"] = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     out = options.out / "reconstruction-0" / "model"
-    steps = round(800 * min(1.0, options.tflop / 0.2))
+    steps = round(450 * min(1.0, options.tflop / 0.2))
     plan = {"steps": steps, "batch_size": 16, "ema": 0.99, "schedule": "linear"}
     train(_stage(out, 0, options, own, train=plan))
     import dlm

@@ -59,7 +59,9 @@ def brier(texts: Texts, real: Texts, most: int = 4) -> float:
     """
     product = 1.0
     for n in range(1, most + 1):
-        ours, theirs = (Counter(tuple(t[i : i + n]) for t in each for i in range(len(t) - n + 1)) for each in (texts, real))
+        ours, theirs = (
+            Counter(tuple(t[i : i + n]) for t in each for i in range(len(t) - n + 1)) for each in (texts, real)
+        )
         size, other = sum(ours.values()), sum(theirs.values())
         same_as_real = sum(count * theirs[gram] for gram, count in ours.items()) / (size * other)
         same_as_own = sum(count * (count - 1) for count in ours.values()) / (size * (size - 1))

@@ -12,33 +12,59 @@ def written(report: dict[str, Any], ablations: list[str], plot: Path | None) -> 
     """The report; the plot is drawn where there is anything to draw."""
     cells = {name: [run for run in runs.values() if "failed" not in run] for name, runs in report["cells"].items()}
     lines = [f"Every row: {report['tflop']:g} · 10^12 training FLOPs, bytes of text in sequences of 128.", ""]
-    lines += ["| model | parameters | 10^12 FLOPs | bits a byte, mean of seeds | each seed ± error of the draws |", "|---|---|---|---|---|"]
+    lines += [
+        "| model | parameters | 10^12 FLOPs | bits a byte, mean of seeds | each seed ± error of the draws |",
+        "|---|---|---|---|---|",
+    ]
     for name, label in MAIN.items():
         if runs := cells.get(name, []):
             bits = [run["bits"] for run in runs]
             each = ", ".join(f"{run['bits']:.3f} ± {run['error'] or 0:.3f}" for run in runs)
             sign = "" if name == "ar" else "≤ "
-            lines.append(f"| {label} | {runs[0]['parameters']:,} | {runs[0]['flops']:.3f} | {sign}{statistics.mean(bits):.3f} | {each} |")
+            lines.append(
+                f"| {label} | {runs[0]['parameters']:,} | {runs[0]['flops']:.3f} | {sign}{statistics.mean(bits):.3f} | {each} |"
+            )
     if runs := cells.get("reconstruction", []):
         right = [f"{runs[0][f'right/{level}']:.2%} under {level} std" for level in ("0", "0.3", "1")]
-        lines += ["", f"Bytes that come back from a larger autoencoder after {runs[0]['steps']} steps, held out: {', '.join(right)}."]
-    lines += ["", "| samples of | steps | NFE | judge's bits a byte | entropy | distinct 4-grams | repetition | BrierLM | tokens a CPU second |"]
+        lines += [
+            "",
+            f"Bytes that come back from a larger autoencoder after {runs[0]['steps']} steps, held out: {', '.join(right)}.",
+        ]
+    lines += [
+        "",
+        "| samples of | steps | NFE | judge's bits a byte | entropy | distinct 4-grams | repetition | BrierLM | tokens a CPU second |",
+    ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     for name, label in MAIN.items():
         for run in cells.get(name, [])[:1]:
-            lines += [f"| {label} | {row['steps']} | {row['nfe']} | {_quality(row)} | {row['tokens_a_cpu_second']:,.0f} |" for row in run["samples"]]
+            lines += [
+                f"| {label} | {row['steps']} | {row['nfe']} | {_quality(row)} | {row['tokens_a_cpu_second']:,.0f} |"
+                for row in run["samples"]
+            ]
     for run in cells.get("adapter", []):
         for kind in ("normal", "adapter"):
-            lines.append(f"| one step after VFM, {kind} noise | 1 | {run[kind]['nfe']} | {_quality(run[kind])} | {run[kind]['tokens_a_cpu_second']:,.0f} |")
+            lines.append(
+                f"| one step after VFM, {kind} noise | 1 | {run[kind]['nfe']} | {_quality(run[kind])} | {run[kind]['tokens_a_cpu_second']:,.0f} |"
+            )
     if base := cells.get("latent", []):
-        lines += ["", "| ablation, seed 0 | bits a byte ≤ | against `latent` | judge's bits a byte, 32 steps | entropy |", "|---|---|---|---|---|"]
+        lines += [
+            "",
+            "| ablation, seed 0 | bits a byte ≤ | against `latent` | judge's bits a byte, 32 steps | entropy |",
+            "|---|---|---|---|---|",
+        ]
         for name in ablations:
             for run in cells.get(name, []):
                 row = run["samples"][0]
-                lines.append(f"| {name} | {run['bits']:.3f} ± {run['error']:.3f} | {run['bits'] - base[0]['bits']:+.3f} | {row['judged']:.2f} | {row['entropy']:.2f} |")
+                lines.append(
+                    f"| {name} | {run['bits']:.3f} ± {run['error']:.3f} | {run['bits'] - base[0]['bits']:+.3f} | {row['judged']:.2f} | {row['entropy']:.2f} |"
+                )
     for run in cells.get("sudoku", []):
         lines += ["", "| Sudoku, 30 to 45 empty cells | cells right | puzzles solved |", "|---|---|---|"]
-        lines += [f"| {name} | {value['cells']:.1%} | {value['solved']:.0%} |" for name, value in run.items() if isinstance(value, dict) and "cells" in value]
+        lines += [
+            f"| {name} | {value['cells']:.1%} | {value['solved']:.0%} |"
+            for name, value in run.items()
+            if isinstance(value, dict) and "cells" in value
+        ]
     if plot is not None:
         _draw(cells, plot)
     return "\n".join(lines)

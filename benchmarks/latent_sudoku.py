@@ -20,7 +20,9 @@ def compared(folder: Path, tflop: float) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     own: dict[str, Any] = {"stage": "autoencoder", "tokens_per_latent": 1, "channels": 16, "token_dropout": 0.0}
-    own |= {"autoencoder": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}}
+    own |= {
+        "autoencoder": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    }
     _train(folder / "autoencoder", 0.0, 100, trainable={"kind": "latent", "own": own})
     flow = {"stage": "flow", "denoiser": SHAPE, "prompt_drop": 0.0}
     start = {"init_from": str(folder / "autoencoder"), "ema": 0.99}
@@ -75,7 +77,11 @@ def _train(out: Path, tflop: float, steps: int | None, train: dict[str, Any] | N
     from dlm.training.run import Run
 
     section = {"batch_size": BATCH, "length": 81, "lr": 2e-3, "device": "cpu", "threads": 1, **(train or {})}
-    table: dict[str, Any] = {"data": {"source": "sudoku", "sudoku_empty": [20, 60]}, "eval": {"sequences": 0}, **sections}
+    table: dict[str, Any] = {
+        "data": {"source": "sudoku", "sudoku_empty": [20, 60]},
+        "eval": {"sequences": 0},
+        **sections,
+    }
     table |= {"optim": {"hidden": {"algorithm": "muon"}}, "checkpoint": {"every": 100}, "log": {"progress": False}}
     if steps is None:
         probe = Run(toml.check(TrainConfig, {**table, "train": {**section, "out": f"{out}/probe"}}, "sudoku"))
