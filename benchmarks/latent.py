@@ -299,7 +299,7 @@ def reconstruction(options: argparse.Namespace) -> dict[str, Any]:
         "num_attention_heads": 2,
     }
     out = options.out / "reconstruction-0" / "model"
-    steps = round(800 * min(1.0, options.tflop / 0.2))
+    steps = round(450 * min(1.0, options.tflop / 0.2))
     plan = {"steps": steps, "batch_size": 16, "ema": 0.99, "schedule": "linear"}
     train(_stage(out, 0, options, own, train=plan))
     import dlm

@@ -52,7 +52,7 @@ def bound(
         shown = torch.where(clean[..., None], z, network.path.noisy(z, noise, each))
         before = None if network.shape.block_length is None else z
         v = network.velocity(shown, t, clean, before=before)
-        error = (v.float() - network.path.velocity(z, noise, each)).square().sum(-1).double().masked_fill(clean, 0)
+        error = (v - network.path.velocity(z, noise, each)).square().sum(-1).double().masked_fill(clean, 0)
         flow = (error * (network.path.weight(each) * each).squeeze(-1)).sum(-1) * -math.log(low)
         a, _ = network.path.coefficients(at)
         little = network.path.noisy(z, normal(Purpose.DECODER, step=s, **address), at) / a

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 IDS = ("mask_token_id", "eos_token_id", "pad_token_id")
 READ = {"gen_length", "steps", "block_length", "temperature", "top_k", "top_p", "cfg_scale", "seed", "num_samples"}
-READ |= {"stop", "solver", "allow_long"}
+READ |= {"max_gen_length", "stop", "solver", "allow_long"}
 """Settings of the sampler that a latent model reads."""
 
 

@@ -92,8 +92,10 @@ class LatentNetwork(nn.Module):
         return {"hidden": [p for name, p in found if not self._looked_up(name)], "embed": looked_up}
 
     def move(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Put the weights there, in place."""
+        """Put the weights there, in place; the statistics stay fp32, as latents are outside of the parts."""
+        mean, std = self.mean, self.std
         self.to(device=device, dtype=dtype)
+        self.mean, self.std = mean.to(device), std.to(device)
 
     # --- tokens and latents ---------------------------------------------------------------------------------------
 
@@ -117,11 +119,11 @@ class LatentNetwork(nn.Module):
         return self.normalised(self.moments(ids, valid)[0])
 
     def normalised(self, z: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
-        return (z - self.mean) / self.std
+        return (z.float() - self.mean) / self.std
 
     def states(self, z: Float[Tensor, "b n c"], length: int) -> Float[Tensor, "b l d"]:
         """The decoder's states of `length` tokens, from normalised latents."""
-        return self.decoder(z * self.std + self.mean, length)
+        return self.decoder((z * self.std + self.mean).to(self.embed.weight.dtype), length)
 
     def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
         """In fp32; [MASK] is never written."""
@@ -177,7 +179,7 @@ class LatentNetwork(nn.Module):
             if hidden is not None:
                 known, seen = known.masked_fill(hidden, m + 1), seen.masked_fill(hidden.unsqueeze(-1), 0)
             x, which = torch.cat((x, seen), dim=1), torch.cat((which, known), dim=1)
-        return self.denoiser(x, times, which, sight)
+        return self.denoiser(x.to(self.embed.weight.dtype), times, which, sight).float()
 
     def _shown(self, z: Tensor, guess: Tensor | None, clean: Tensor) -> Tensor:
         if not self.shape.self_conditioning:
@@ -189,6 +191,6 @@ class LatentNetwork(nn.Module):
         """The adapter's noise (VFM): mean and log-std of what one step should start from, given the clean latents."""
         assert self.adapter is not None
         times = torch.tensor([[1.0, 0.0]], device=z.device).expand(len(z), -1)
-        out = self.adapter(z.masked_fill(~clean.unsqueeze(-1), 0), times, clean.long(), AttentionSpec())
-        mean, log_std = out.chunk(2, dim=-1)
+        shown = z.masked_fill(~clean.unsqueeze(-1), 0).to(self.embed.weight.dtype)
+        mean, log_std = self.adapter(shown, times, clean.long(), AttentionSpec()).float().chunk(2, dim=-1)
         return mean, log_std.clamp(-5, 2)

@@ -127,7 +127,7 @@ class LatentObjective(nn.Module):
             guess = self._guess(shown, t, each, clean, hidden, before, draw)
         v = network.velocity(shown, t, clean, guess=guess, hidden=hidden, before=before)
         counted = ~clean if rows is None else ~clean & rows[:, None]
-        error = (v.float() - path.velocity(z, noise, each)).square().mean(-1) * counted
+        error = (v - path.velocity(z, noise, each)).square().mean(-1) * counted
         if self.training and torch.is_grad_enabled() and self.config.times == "adaptive":
             among = torch.zeros_like(t).index_add(1, torch.arange(n, device=t.device) // size, error.detach())
             count = torch.zeros_like(t).index_add(1, torch.arange(n, device=t.device) // size, counted.float())
@@ -143,7 +143,7 @@ class LatentObjective(nn.Module):
         if rows.any():
             past = None if before is None else before[rows]
             v = self.network.velocity(shown[rows], t[rows], clean[rows], hidden=hidden[rows], before=past)
-            guess[rows] = self.network.path.clean(shown[rows], v, each[rows]).to(guess.dtype)
+            guess[rows] = self.network.path.clean(shown[rows], v, each[rows])
         return guess
 
     def _given(self, batch: Batch, draw: "Draw", n: int) -> tuple[Bool[Tensor, "b n"], Bool[Tensor, "b n"]]:

@@ -119,7 +119,7 @@ class Rows:
     def _start(self) -> Start:
         """The prompt's whole chunks as clean latents; its other tokens are clamped as tokens."""
         b, size = len(self.decodings), self.network.shape.tokens_per_latent
-        z = torch.zeros(b, self.latents, self.network.shape.channels, device=self.lm.device, dtype=self.lm.dtype)
+        z = torch.zeros(b, self.latents, self.network.shape.channels, device=self.lm.device)
         clean = torch.zeros(b, self.latents, dtype=torch.bool, device=self.lm.device)
         if known := self.given // size:
             z[:, :known] = self.network.encode(self.canvas[:, : known * size])
