@@ -22,12 +22,12 @@ HEADINGS = {
 
 
 WAYS = {
-    "way": "strategy, cache, draft",
+    "way": "blocks, strategy, cache, draft",
     "decodings": "decodings",
     "best": "best result",
     "tpf": "at TPF",
     "aup": "AUP",
-    "equal": "TPF at equal results, of the first way's",
+    "equal": "TPF at equal results, of the same blocks one at a time",
 }
 
 
