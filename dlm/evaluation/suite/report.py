@@ -82,7 +82,7 @@ def _verdict(group: Sequence[Point]) -> str:
     else:
         apart, test = (
             [found for found in compared if found.get("low", 0) > 0 or found.get("high", 0) < 0],
-            "bootstrap, 95 % each",
+            "bootstrap, 95 % each: of twenty that are alike, one would",
         )
     if not apart:
         return f"no decoding differs from the reference beyond chance ({test})"
