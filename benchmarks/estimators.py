@@ -53,9 +53,9 @@ def number(mask: Any) -> int:
     return int((np.asarray(mask, int) << np.arange(len(mask))).sum())
 
 
-def ours(table: Table, draws: int, seed: int) -> tuple[float, float, float, float]:
+def ours(table: Table, draws: int, address: int, seed: int) -> tuple[float, float, float, float]:
     """The estimate, its interval, and its error."""
-    plan = plan_of(Span(tuple(range(table.shape[1])), table.shape[1], seed), None, draws, seed, most=0)
+    plan = plan_of(Span(tuple(range(table.shape[1])), table.shape[1], address), None, draws, seed, most=0)
     plan.costs += [table[number(mask)] for mask in plan.masks]
     found = plan.result()
     return found.nats, *found.interval, found.error
@@ -106,7 +106,8 @@ def main(argv: list[str] | None = None) -> int:
     others = {"LLaDA": (options.llada, "get_loglikelihood"), "Dream": (options.dream, "_eval_target_nll_mc")}
     rows = []
     for tokens, draws in CASES:
-        found = [[ours(table, draws, seed) for seed in range(options.repeats)] for table, _ in tables[tokens]]
+        seeds = range(options.repeats)
+        found = [[ours(table, draws, i, seed) for seed in seeds] for i, (table, _) in enumerate(tables[tokens])]
         truth = np.array([exact for _, exact in tables[tokens]])[:, None]
         nats, low, high, error = np.moveaxis(np.array(found), 2, 0)
         row: dict[str, Any] = {"tokens": tokens, "draws": draws, **_row("ours", nats - truth)}
