@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import export, infer, serve, show, tokenizer, trace, train
+from dlm.cli import bench, export, infer, serve, show, tokenizer, trace, train
+from dlm.cli import eval as eval_command
 from dlm.trace.connection import APPLICATION, TABLES
 from tests.hostile.checkpoints import CHECKPOINTS, indexed, raw
 from tests.hostile.checkpoints import config as changed
 
 COMMANDS = {"dlm-infer": infer.main, "dlm-train": train.main, "dlm-tokenizer": tokenizer.main}
 COMMANDS |= {"dlm-export": export.main, "dlm-trace": trace.main, "dlm-serve": serve.main}
+COMMANDS |= {"dlm-eval": eval_command.main, "dlm-bench": bench.main}
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 
 
@@ -245,6 +247,15 @@ CASES = [
     case("server", "an origin that is none", "dlm-serve --serve.cors_origins example.org", "'example.org' is no origin", "https://example.org"),
     case("server", "a seed for all", "dlm-serve --sampler.seed 3", "[sampler] seed is each request's own here"),
     case("server", "a queue in two places", "dlm-serve --engine.max_waiting 3", "[engine] max_waiting is set by [serve] max_waiting"),
+    case("evaluation", "nothing to evaluate", "dlm-eval", "nothing to evaluate", "--config eval/pico"),
+    case("evaluation", "a setting of another task", "dlm-eval --config my.toml", "shots = 3 is only read by tasks of kind mbpp, lm_eval", files=config('[[task]]\nkind = "sudoku"\nshots = 3')),
+    case("evaluation", "a task without its data", "dlm-eval --model ./model --config my.toml", 'task "humaneval": data is missing', files=config('[[task]]\nkind = "humaneval"')),
+    case("evaluation", "a draft for holes", "dlm-eval --model ./model --config my.toml", "a draft continues a text, and this task fills holes", files=config('[[task]]\nkind = "lines"\nlimit = 1\n[[decoding]]\ndraft = "self"')),
+    case("evaluation", "a length without a draft", "dlm-eval --config my.toml", "draft_length = 3 is only read with a draft", files=config('[[decoding]]\ndraft_length = 3')),
+    case("evaluation", "a folder that no task reads", "dlm-eval --eval.data x", "eval.data = x is only read by tasks with data"),
+    case("evaluation", "no results", "dlm-eval --again my.json", "my.json holds no results of dlm-eval", files={"my.json": "{}"}),
+    case("evaluation", "a file that holds no JSON", "dlm-eval --config eval/pico --output out.txt", "out.txt", "give a file that ends in .json"),
+    case("evaluation", "what is gone", "dlm-bench quality", 'no such subcommand: "quality"'),
 ]  # fmt: skip
 
 

@@ -7,15 +7,14 @@ The second is lm-eval's own command line, with the model `dlm` known to it.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dlm.errors import UserError
-from dlm.evaluation.draws import Likelihood
-from dlm.evaluation.likelihood import apart, is_greedy, likelihoods
+from dlm.evaluation.likelihood import is_greedy, likelihoods
 from dlm.evaluation.score import encode_text, span_of
+from dlm.evaluation.tally import Tally
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import Decoding, continuations
 from dlm.inference.generation import engine_for
@@ -37,9 +36,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-UNDECIDED = 2.0
-"""Standard errors by which the best answer of a question must lead."""
-
 
 class HarnessLM(TemplateLM):
     """A loaded model as lm-eval sees one.
@@ -50,8 +46,8 @@ class HarnessLM(TemplateLM):
     batch_size: Requests that are decoded at a time. It changes no result.
     Further settings are those of `dlm.generate`; a task's `temperature`, `top_k`, `top_p` and length go before them.
 
-    After a run `records` holds the error and the draws of each likelihood, and the forwards and the end of each generation;
-    `get_model_info`, which lm-eval puts into its results, sums them up.
+    After a run `tally.records` holds the error and the draws of each likelihood, and the forwards and the end of each
+    generation; `get_model_info`, which lm-eval puts into its results, sums them up.
     """
 
     def __init__(
@@ -84,8 +80,7 @@ class HarnessLM(TemplateLM):
         )
         self.settings = {"seed": seed, **settings}
         self._settings_with({})  # a mistake is said before anything is loaded or asked
-        self.records: dict[str, list[dict[str, Any]]] = {"likelihood": [], "generation": []}
-        self.truncated = 0
+        self.tally = Tally()
 
     # What lm-eval asks of a tokenizer.
 
@@ -131,7 +126,7 @@ class HarnessLM(TemplateLM):
     ) -> list[tuple[float, bool]]:
         spans = [self._span(context, answer) for _, context, answer in requests]
         found = likelihoods(self.lm, spans, draws=self.draws, seed=self.seed, early=self.early)
-        self._note_undecided([context for (context, _), *_ in requests], found)
+        self.tally.scored([context for (context, _), *_ in requests], found)
         answers = [(-one.nats, is_greedy(self.lm, span)) for one, span in zip(found, spans, strict=True)]
         for (request, *_), answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial("loglikelihood", request, answer)
@@ -143,12 +138,7 @@ class HarnessLM(TemplateLM):
         found = iter(likelihoods(self.lm, flat, draws=self.draws, seed=self.seed))
         totals = []
         for own, request in zip(windows, requests, strict=True):
-            parts = [next(found) for _ in own]
-            error = sum(part.error**2 for part in parts) ** 0.5
-            total = sum(part.nats for part in parts)
-            self.records["likelihood"].append(
-                {"nats": total, "error": error, "draws": sum(part.draws for part in parts), "undecided": None}
-            )
+            total = self.tally.rolled([next(found) for _ in own])
             totals.append(-total)
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, -total)
         return totals
@@ -169,7 +159,7 @@ class HarnessLM(TemplateLM):
         if self.lm.network.attention.kind == "causal":
             return self._causal_span(context, answer, longest)
         if len(context) + len(answer) > longest:
-            self.truncated += 1
+            self.tally.truncated += 1
             context = context[len(context) + len(answer) - longest :]
         return span_of(self.lm, context, answer[-longest:], "request")
 
@@ -177,22 +167,8 @@ class HarnessLM(TemplateLM):
         """A causal model reads all but the last token, so one more fits."""
         if (over := len(context) + len(answer) - longest - 1) <= 0:
             return span_of(self.lm, context, answer, "request", room=1)
-        self.truncated += 1
+        self.tally.truncated += 1
         return span_of(self.lm, context[over:], answer[-longest:], "request", room=1)
-
-    def _note_undecided(self, contexts: Sequence[str], found: Sequence[Likelihood]) -> None:
-        """A record of each likelihood; of questions with several answers whether the best two are apart."""
-        order = sorted(range(len(found)), key=lambda i: (contexts[i], i))
-        undecided: dict[int, bool] = {}
-        for _, numbers in groupby(order, key=lambda i: contexts[i]):
-            group = sorted(numbers, key=lambda i: found[i].nats)
-            if len(group) > 1:
-                close = not apart(found[group[0]], found[group[1]], errors=UNDECIDED)
-                undecided.update(dict.fromkeys(group, close))
-        self.records["likelihood"] += [
-            {"nats": one.nats, "error": one.error, "draws": one.draws, "undecided": undecided.get(i)}
-            for i, one in enumerate(found)
-        ]
 
     # Generation.
 
@@ -206,9 +182,7 @@ class HarnessLM(TemplateLM):
             requests, work, engine.run([one for one, *_ in work]), strict=True
         ):
             text, ended = self._cut(result, most, until)
-            self.records["generation"].append(
-                {"tokens": min(most, len(result.tokens)), "nfe": result.nfe, "finish_reason": ended}
-            )
+            self.tally.written(min(most, len(result.tokens)), result.nfe, ended)
             self.cache_hook.add_partial("generate_until", request.args, text)
             texts.append(text)
         return texts
@@ -231,7 +205,7 @@ class HarnessLM(TemplateLM):
                 "give the task a smaller max_gen_toks"
             )
         if len(ids) > room:
-            self.truncated += 1
+            self.tally.truncated += 1
             ids = ids[-room:]
         (one,) = continuations(self.lm, [ids], sampler, where="generate_until()", request_ids=[str(number)])
         return one, most, until
@@ -265,23 +239,8 @@ class HarnessLM(TemplateLM):
             "decoding": {**settings, "cache": self.engine_config.cache},
             "likelihood_draws": self.draws,
             "likelihood_ends_early": self.early,
-            **self.summary(),
+            **self.tally.summary(),
         }
-
-    def summary(self) -> dict[str, Any]:
-        """Errors, draws and undecided questions; forwards, tokens a forward and length stops; truncated contexts."""
-        scored, written = self.records["likelihood"], self.records["generation"]
-        found: dict[str, Any] = {"truncated_contexts": self.truncated}
-        if scored:
-            questions = [row["undecided"] for row in scored if row["undecided"] is not None]
-            found["likelihood_error"] = sum(row["error"] for row in scored) / len(scored)
-            found["likelihood_forwards"] = sum(row["draws"] for row in scored)
-            found["undecided"] = sum(questions) / len(questions) if questions else None
-        if written:
-            nfe, tokens = (sum(row[name] for row in written) for name in ("nfe", "tokens"))
-            found |= {"nfe": nfe, "tokens": tokens, "tpf": tokens / max(1, nfe)}
-            found["length_stops"] = sum(row["finish_reason"] == "length" for row in written) / len(written)
-        return found
 
 
 if "dlm" not in model_registry:

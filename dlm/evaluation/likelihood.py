@@ -96,6 +96,13 @@ def _run(lm: LM, plans: Sequence[Plan], end: int, rows: int) -> None:
                 plan.costs.append(costs)
 
 
+@torch.no_grad()
+def masked_costs(lm: LM, plan: Plan, numbers: Sequence[int]) -> list[np.ndarray]:
+    """What each token costs in these forwards of a plan, (tokens,) each, 0 where it is not masked."""
+    rows = [(plan, number) for number in numbers]
+    return [costs for first in range(0, len(rows), ROWS) for costs in _costs(lm, rows[first : first + ROWS])]
+
+
 def _costs(lm: LM, rows: Sequence[tuple[Plan, int]]) -> list[np.ndarray]:
     """Of each row the cross-entropy of each token of its answer, 0 where it is not masked."""
     ids = torch.tensor([plan.span.ids for plan, _ in rows])

@@ -8,6 +8,7 @@ its exit status say nothing. `zygote` is what runs inside. The kernel is shared:
 import atexit
 import json
 import os
+import select
 import subprocess
 import sys
 import sysconfig
@@ -28,6 +29,7 @@ from dlm.evaluation.zygote import BUSY
 MIB = 2**20
 GRACE = 60.0  # seconds a zygote may take beyond a program's own time before it counts as lost
 START = 60.0  # seconds a zygote may take to start
+SLICE = 0.5  # seconds between two looks at how long it takes
 STARTED = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import zygote.serving; sys.path.pop(); zygote.serving.start()"
 """It imports nothing of ours but the zygote, and leaves programs a path without us."""
 
@@ -126,21 +128,26 @@ class Zygote:
 
     def _answer(self, timeout: float) -> dict[str, Any]:
         """Its next message; an empty one, and the end of the process, where none comes in time."""
-        timer = threading.Timer(timeout, self.process.kill)
-        timer.start()
-        try:
-            head = self._read(4)
-            body = self._read(int.from_bytes(head, "little")) if len(head) == 4 else b""
-        finally:
-            timer.cancel()
+        self.patience = timeout
+        head = self._read(4)
+        body = self._read(int.from_bytes(head, "little")) if len(head) == 4 else b""
         return json.loads(body) if body else {}
 
     def _read(self, count: int) -> bytes:
+        """Time counts while this process runs: not while the machine sleeps or both of us stand still."""
         assert self.process.stdout is not None
         found = b""
-        while len(found) < count and (part := self.process.stdout.read(count - len(found))):
-            found += part
-        return found
+        while len(found) < count:
+            if not select.select([self.process.stdout], [], [], SLICE)[0]:
+                self.patience -= SLICE
+                if self.patience <= 0:
+                    self.process.kill()
+                    break
+            elif part := self.process.stdout.read(count - len(found)):
+                found += part
+            else:
+                break
+        return found if len(found) == count else b""
 
 
 class Sandbox:

@@ -33,8 +33,10 @@ def test_likelihoods_are_those_of_dlm_score():
     given = [PAIRS[0], PAIRS[1], ([EOS], lm.encode("abc")), PAIRS[3], PAIRS[4]]
     expected = [dlm.score(lm, [pair], draws=8)[0] for pair in given]
     assert [-value for value, _ in found] == pytest.approx([score.nats for score in expected], rel=1e-5)
-    assert [row["error"] for row in model.records["likelihood"]] == pytest.approx([s.error for s in expected], rel=1e-4)
-    undecided = [row["undecided"] for row in model.records["likelihood"]]
+    assert [row["error"] for row in model.tally.records["likelihood"]] == pytest.approx(
+        [s.error for s in expected], rel=1e-4
+    )
+    undecided = [row["undecided"] for row in model.tally.records["likelihood"]]
     assert undecided[2] is undecided[3] is None and undecided[0] == undecided[1] == undecided[4]
     backwards = HarnessLM(lm, draws=8, early=False).loglikelihood([asked("loglikelihood", *p) for p in PAIRS[::-1]])
     assert backwards[::-1] == found
@@ -67,7 +69,7 @@ def test_generation_ends_where_the_task_says():
     (cut,) = model.generate_until([asked("generate_until", "abc", {"max_gen_toks": 8, "until": [stop]})])
     assert cut == eight.text[: eight.text.index(stop)]
     assert HarnessLM(lm, steps=8, block_length=4).generate_until(requests[::-1])[::-1] == texts
-    summary = model.summary()
+    summary = model.tally.summary()
     assert (
         summary["nfe"] > 0
         and summary["tpf"] == summary["tokens"] / summary["nfe"]
@@ -82,9 +84,9 @@ def test_long_contexts_lose_their_beginning_and_are_counted():
     short = long[-28:]
     pair = [asked("loglikelihood", context, "abcd") for context in (long, short)]
     values = model.loglikelihood(pair)
-    assert values[0] == values[1] and model.truncated == 1
+    assert values[0] == values[1] and model.tally.truncated == 1
     texts = model.generate_until([asked("generate_until", c, {"max_gen_toks": 8}) for c in (long, long[-24:])])
-    assert texts[0] == texts[1] and model.truncated == 2
+    assert texts[0] == texts[1] and model.tally.truncated == 2
     with pytest.raises(UserError, match="leave no room for a prompt in a context of 32"):
         model.generate_until([asked("generate_until", "a", {"max_gen_toks": 32})])
     (rolled,) = model.loglikelihood_rolling([asked("loglikelihood_rolling", long)])

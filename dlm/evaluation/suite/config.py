@@ -182,7 +182,8 @@ class DecodingSection(SamplerConfig):
     @property
     def way(self) -> dict[str, str]:
         """What kind of decoding this is, apart from the rule's settings."""
-        return {name: str(getattr(self, name)) for name in ("rule", "strategy", "cache", "draft")}
+        blocks = "none" if self.block_length is None else str(self.block_length)
+        return {name: str(getattr(self, name)) for name in ("rule", "strategy", "cache", "draft")} | {"blocks": blocks}
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DecodingSection":

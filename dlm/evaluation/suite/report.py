@@ -22,12 +22,12 @@ HEADINGS = {
 
 
 WAYS = {
-    "way": "strategy, cache, draft",
+    "way": "blocks, strategy, cache, draft",
     "decodings": "decodings",
     "best": "best result",
     "tpf": "at TPF",
     "aup": "AUP",
-    "equal": "TPF at equal results, of the first way's",
+    "equal": "TPF at equal results, of the same blocks one at a time",
 }
 
 
@@ -82,7 +82,7 @@ def _verdict(group: Sequence[Point]) -> str:
     else:
         apart, test = (
             [found for found in compared if found.get("low", 0) > 0 or found.get("high", 0) < 0],
-            "bootstrap, 95 % each",
+            "bootstrap, 95 % each: of twenty that are alike, one would",
         )
     if not apart:
         return f"no decoding differs from the reference beyond chance ({test})"

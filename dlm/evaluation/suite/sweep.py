@@ -8,9 +8,8 @@ from dlm.evaluation.suite.compare import aup, front
 
 Run = dict[str, Any]
 """A row of the results' `runs`."""
-WAY = ("strategy", "cache", "draft")
-"""What makes decodings of one kind; within it rules and their settings differ."""
-USUAL = {"strategy": "block", "cache": "auto", "draft": "none"}
+USUAL = {"blocks": "none", "strategy": "block", "cache": "auto", "draft": "none"}
+"""What makes decodings of one kind, and its usual values; within a kind rules and their settings differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +32,18 @@ class Point:
 
     @property
     def way(self) -> str:
-        """Strategy, cache and draft, as far as they are not the usual ones."""
-        found = self.run.get("way", {})
-        words = [found[name] for name in WAY if found.get(name, USUAL[name]) != USUAL[name]]
-        return " ".join(words) or "block"
+        """Blocks, strategy, cache and draft, as far as they are not the usual ones."""
+        return self._words(*USUAL)
+
+    @property
+    def base(self) -> str:
+        """The way that this one is held against: the same blocks, one at a time, uncached and without a draft."""
+        return self._words("blocks")
+
+    def _words(self, *names: str) -> str:
+        found = USUAL | self.run.get("way", {})
+        words = [f"blocks of {found[n]}" if n == "blocks" else found[n] for n in names if found[n] != USUAL[n]]
+        return ", ".join(words) or "plain"
 
     @property
     def rule(self) -> str:
@@ -78,7 +85,7 @@ def best(points: Sequence[Point]) -> list[Point]:
 
 
 def by_way(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Ways of decoding in the order of the results; the first is what the others are held against."""
+    """Ways of decoding, in the order of the results."""
     found: dict[str, list[Point]] = {}
     for point in points:
         found.setdefault(point.way, []).append(point)
@@ -86,19 +93,19 @@ def by_way(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def ways(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """A row a way: its best quality, its AUP, and how many times the first way's TPF it has at equal quality.
+    """A row a way: its best quality, its AUP, and how many times its base's TPF it has at equal quality.
 
-    For each point of the first way's front: the fastest of this way's that is no worse, where there is one.
+    For each point of the base's front: the fastest of this way's that is no worse, where there is one.
     """
     found, rows = by_way(points), []
-    first = best(next(iter(found.values()), []))
     for way, own in found.items():
         top = max(own, key=lambda point: (point.good, point.tpf))
         row: dict[str, Any] = {"way": way, "decodings": len(own), "best": top.quality, "tpf": top.tpf}
         row["aup"] = aup([(point.tpf, point.quality) for point in best(own)]) if top.rises else None
-        if own is not found[next(iter(found))]:
-            pairs = [(one, [p.tpf for p in own if p.good >= one.good]) for one in first]
+        if way != own[0].base and own[0].base in found:
+            base = best(found[own[0].base])
+            pairs = [(one, [p.tpf for p in own if p.good >= one.good]) for one in base]
             ratios = [max(rivals) / one.tpf for one, rivals in pairs if rivals]
-            row |= {"ratios": [min(ratios), max(ratios)] if ratios else None, "matched": len(ratios), "of": len(first)}
+            row |= {"ratios": [min(ratios), max(ratios)] if ratios else None, "matched": len(ratios), "of": len(base)}
         rows.append(row)
     return rows

@@ -173,7 +173,7 @@ class LmEval(Whole):
                 "metrics": {key: value for key, value in result.items() if isinstance(value, (int, float))},
                 "version": found["versions"].get(name),
                 "shots": found["n-shot"].get(name),
-                "model": model.summary(),
+                "model": model.tally.summary(),
                 "samples": [_sample(sample) for sample in found.get("samples", {}).get(name, [])],
             }
             for name, result in found["results"].items()

@@ -10,13 +10,16 @@ from contextlib import suppress
 from . import BUSY
 
 POLL = 0.02  # seconds between two looks at how much memory and how many processes a program has
+GAP = (
+    1.0  # seconds between two looks that count at most: in longer ones this process stood still, and so did the program
+)
 
 
 def watch(
     request: dict, child: int, said: int, shown: int, started: float, proc: int | None
 ) -> tuple[bytes, bytes, str | None]:
     """Until the program ends, or must: what it reported, what it printed, and why it was ended."""
-    end = started + request["timeout"]
+    allowed, spent, last = request["timeout"], 0.0, started
     process = os.pidfd_open(child)
     poll = select.poll()
     for descriptor in (said, shown, process):
@@ -26,13 +29,12 @@ def watch(
     try:
         while True:
             now = time.monotonic()
-            if (
-                now >= end
-                and (end := started + min(BUSY, 1 + _delayed(child, proc) / request["timeout"]) * request["timeout"])
-                <= now
-            ):
-                return verdict, output, f"timed out after {request['timeout']:g} s"
-            for descriptor, event in poll.poll(1000 * min(POLL, end - now) + 1):
+            spent, last = spent + min(now - last, GAP), now
+            if spent >= allowed:
+                allowed = min(BUSY, 1 + _delayed(child, proc) / request["timeout"]) * request["timeout"]
+                if spent >= allowed:
+                    return verdict, output, f"timed out after {request['timeout']:g} s"
+            for descriptor, event in poll.poll(1000 * min(POLL, allowed - spent) + 1):
                 if descriptor == process:
                     return verdict, output + rest(shown)[: request["output"] - len(output)], None
                 if descriptor == 0:

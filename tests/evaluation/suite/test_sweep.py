@@ -29,12 +29,16 @@ RUNS = [
 
 def test_ways_at_equal_quality():
     (group,) = groups({"runs": RUNS})
-    assert list(by_way(group)) == ["block", "multi_block", "dual"]
+    assert list(by_way(group)) == ["plain", "multi_block", "dual"]
     block, multi, dual = ways(group)
-    assert block == {"way": "block", "decodings": 3, "best": 0.9, "tpf": 1.0, "aup": pytest.approx(90.0)}
+    assert block == {"way": "plain", "decodings": 3, "best": 0.9, "tpf": 1.0, "aup": pytest.approx(90.0)}
     assert (multi["ratios"], multi["matched"], multi["of"]) == ([4 / 3, 4 / 3], 1, 2)
     assert (dual["ratios"], dual["matched"], dual["of"]) == ([8 / 3, 8.0], 2, 2)
     assert [point.tpf for point in best(group)] == [8.0]
+    nines = [run(2.0, 0.9, blocks="9"), run(5.0, 0.9, blocks="9", **MULTI)]
+    rows = ways(groups({"runs": [*RUNS, *nines]})[0])[3:]
+    assert [row["way"] for row in rows] == ["blocks of 9", "blocks of 9, multi_block"]
+    assert "of" not in rows[0] and rows[1]["ratios"] == [2.5, 2.5]
     text = table({"runs": RUNS})
     assert "1.33–1.33×, at 1 of 2 points" in text and "2.67–8.00×, at 2 of 2 points" in text
     assert "never as good" in table({"runs": [*RUNS[:1], run(9.0, 0.1, **MULTI)]})
