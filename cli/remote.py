@@ -46,7 +46,7 @@ def _answer(client: Client, model: str, job: JobConfig, samples: int) -> dict[st
 
 
 def _settings(job: JobConfig) -> dict[str, Any]:
-    """What the job says of [sampler], by the names of a request. The seed is always told: it has a default here."""
+    """The job's [sampler] settings by their names in a request. The seed is always among them: the server would draw one."""
     given = job.sampler.model_dump(mode="json", include=job.sampler.model_fields_set - {"num_samples"})
     ends = ("gen_length", "max_gen_length", "stop") if has_holes(job) else ()
     found = {name: value for name, value in given.items() if value is not None and value != [] and name not in ends}

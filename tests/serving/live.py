@@ -88,7 +88,13 @@ def live(settings: ServeConfig | None = None, lm: Any = None, load: bool = True)
         server.load()
     listening = uvicorn.Server(
         uvicorn.Config(
-            app_of(server), port=0, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=1
+            app_of(server),
+            port=0,
+            log_level="warning",
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=75,
         )
     )
     thread = threading.Thread(target=lambda: asyncio.run(listening.serve()), daemon=True)
