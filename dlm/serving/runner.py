@@ -143,7 +143,10 @@ class Runner:
             for decoding in decodings:
                 name = decoding.request.request_id
                 self.notes.wishes[name] = wish
-                self.engine.submit(decoding, confidence=confidence, log=Log(kept=False))
+                log = Log(kept=False)
+                self.engine.submit(
+                    decoding, confidence=confidence, log=log, weights_checked=True
+                )  # the model is the server's
                 done.append(name)
         except BaseException:
             self._cancel(done)
