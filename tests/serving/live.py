@@ -39,7 +39,7 @@ class Live:
 
     def __init__(self, server: Server, port: int) -> None:
         self.server, self.url = server, f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=600)
 
     def post(self, body: Any, path: str = "/v1/completions", **kinds: Any) -> httpx.Response:
         return self.client.post(path, json=body, **kinds)
