@@ -54,8 +54,8 @@ def main() -> None:
     for number in range(options.rounds + 1):
         engine = bare.ask(f"{options.in_flight} {options.requests}")
         throughput, forwards = caller.several(options.requests, options.in_flight)
-        alone = bare.ask(f"1 {min(options.requests, 8)}")
-        overhead, first = caller.one_by_one(min(options.requests, 8))
+        alone = bare.ask(f"1 {min(options.requests, 2)}")
+        overhead, first = caller.one_by_one(min(options.requests, 2))
         if number == 0:
             continue  # warm-up
         ratios.append(throughput / engine["throughput"])

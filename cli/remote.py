@@ -46,7 +46,7 @@ def _answer(client: Client, model: str, job: JobConfig, samples: int) -> dict[st
 
 
 def _settings(job: JobConfig) -> dict[str, Any]:
-    """The job's sampler settings as fields of a request. The seed is always sent, since it has a default here."""
+    """The job's sampler settings as fields of a request; always with a seed, since the server would draw one."""
     given = job.sampler.model_dump(mode="json", include=job.sampler.model_fields_set - {"num_samples"})
     ends = ("gen_length", "max_gen_length", "stop") if has_holes(job) else ()
     found = {name: value for name, value in given.items() if value is not None and value != [] and name not in ends}

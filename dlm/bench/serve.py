@@ -38,8 +38,8 @@ PERCENTILES = (50, 95, 99)
 
 
 @dataclass(kw_only=True)
-class Asked:
-    """One request, in seconds from the start of its run."""
+class Exchange:
+    """One request and its answer, in seconds from the start of its run."""
 
     due: float
     """When it was to be sent: what a slow client loses counts, too."""
@@ -62,7 +62,7 @@ def measure(config: BenchConfig, say: Say) -> Finding:
     body = _body(section, client)
     runs = []
     for _ in range(section.warmup):
-        _ask(client, section, {**body, "prompt": section.prompts[0]}, Asked(due=0.0), time.perf_counter())
+        _ask(client, section, {**body, "prompt": section.prompts[0]}, Exchange(due=0.0), time.perf_counter())
     for rate in section.rates:
         say(f"{section.requests} requests, Poisson {rate:g}/s")
         runs.append(
@@ -97,42 +97,46 @@ def _body(section: ServeBenchSection, client: Client) -> dict[str, Any]:
     }
 
 
-def _open(client: Client, section: ServeBenchSection, body: dict[str, Any], rate: float) -> tuple[list[Asked], float]:
+def _open(
+    client: Client, section: ServeBenchSection, body: dict[str, Any], rate: float
+) -> tuple[list[Exchange], float]:
     """Requests come at random times, whether earlier ones are answered or not: each has a thread."""
     arrivals, started = Poisson(rate, section.seed), time.perf_counter()
-    asked, threads = [], []
+    exchanges, threads = [], []
     for number, prompt in enumerate(_prompts(section)):
         due = arrivals.due(number, 0.0, 0) or 0.0
         time.sleep(max(0.0, due - (time.perf_counter() - started)))
-        asked.append(Asked(due=due))
+        exchanges.append(Exchange(due=due))
         own = {**body, "prompt": prompt, "seed": section.seed + number}
-        threads.append(threading.Thread(target=_ask, args=(client, section, own, asked[-1], started)))
+        threads.append(threading.Thread(target=_ask, args=(client, section, own, exchanges[-1], started)))
         threads[-1].start()
     for thread in threads:
         thread.join()
-    return asked, time.perf_counter() - started
+    return exchanges, time.perf_counter() - started
 
 
-def _closed(client: Client, section: ServeBenchSection, body: dict[str, Any], count: int) -> tuple[list[Asked], float]:
+def _closed(
+    client: Client, section: ServeBenchSection, body: dict[str, Any], count: int
+) -> tuple[list[Exchange], float]:
     """The next comes as soon as fewer than `count` are under way."""
     started = time.perf_counter()
 
-    def one(entry: tuple[int, str]) -> Asked:
+    def one(entry: tuple[int, str]) -> Exchange:
         number, prompt = entry
-        asked = Asked(due=time.perf_counter() - started)
-        _ask(client, section, {**body, "prompt": prompt, "seed": section.seed + number}, asked, started)
-        return asked
+        exchange = Exchange(due=time.perf_counter() - started)
+        _ask(client, section, {**body, "prompt": prompt, "seed": section.seed + number}, exchange, started)
+        return exchange
 
     with ThreadPoolExecutor(count) as pool:
-        asked = list(pool.map(one, enumerate(_prompts(section))))
-    return asked, time.perf_counter() - started
+        exchanges = list(pool.map(one, enumerate(_prompts(section))))
+    return exchanges, time.perf_counter() - started
 
 
 def _prompts(section: ServeBenchSection) -> Sequence[str]:
     return list(islice(cycle(section.prompts), section.requests))
 
 
-def _ask(client: Client, section: ServeBenchSection, body: dict[str, Any], asked: Asked, started: float) -> None:
+def _ask(client: Client, section: ServeBenchSection, body: dict[str, Any], exchange: Exchange, started: float) -> None:
     """One request over a stream; what went wrong is noted."""
     path, body = "/v1/completions", dict(body)
     if section.chat:
@@ -141,23 +145,23 @@ def _ask(client: Client, section: ServeBenchSection, body: dict[str, Any], asked
         for chunk in client.stream(path, body):
             choice = chunk["choices"][0] if chunk.get("choices") else {}
             if choice.get("text") or (choice.get("delta") or {}).get("content"):
-                asked.deltas.append(time.perf_counter() - started)
+                exchange.deltas.append(time.perf_counter() - started)
             if chunk.get("usage"):
-                asked.tokens = chunk["usage"]["completion_tokens"]
+                exchange.tokens = chunk["usage"]["completion_tokens"]
     except UserError as error:
-        asked.error, asked.status = str(error), error.status if isinstance(error, Refused) else 0
-    asked.ended = time.perf_counter() - started
+        exchange.error, exchange.status = str(error), error.status if isinstance(error, Refused) else 0
+    exchange.ended = time.perf_counter() - started
 
 
-def _facts(run: tuple[list[Asked], float], section: ServeBenchSection) -> dict[str, Any]:
-    asked, seconds = run
-    answered = [one for one in asked if one.error is None]
-    errors = [one.error for one in asked if one.error is not None]
+def _facts(run: tuple[list[Exchange], float], section: ServeBenchSection) -> dict[str, Any]:
+    exchanges, seconds = run
+    answered = [one for one in exchanges if one.error is None]
+    errors = [one.error for one in exchanges if one.error is not None]
     in_time = [
         one for one in answered if one.first <= section.first_within and one.ended - one.due <= section.whole_within
     ]
     gaps = [late - early for one in answered for early, late in zip(one.deltas, one.deltas[1:], strict=False)]
-    refused = sum(one.status == 429 for one in asked)
+    refused = sum(one.status == 429 for one in exchanges)
     return {
         "answered": len(answered),
         "refused": refused,

@@ -140,10 +140,12 @@ class Engine:
         deadline: float | None = None,
         confidence: bool = False,
         log: Log | None = None,
+        weights_checked: bool = False,
     ) -> str:
         """`add_request` for what is already checked.
 
-        `meta` goes into its trace, `script` may change its decisions, and `log` gets its events.
+        `meta` goes into its trace, `script` may change its decisions, and `log` gets its events. `weights_checked` says that
+        nobody changes the model's weights: an idle engine then does not look, which takes as long as a model has tensors.
         """
         decoding = fitted(decoding, self.batch.draft, self.batch.drafter, self.cache)
         strategy, text = self.batch.strategy_of(decoding), TextStream(self.lm, decoding.stop_texts)
@@ -162,7 +164,7 @@ class Engine:
             most, waiting = self.config.max_waiting, len(self.batch.scheduler.waiting) + len(self.owner.inbox)
             if most is not None and waiting >= most:
                 raise Full(f"{waiting} requests are waiting, and max_waiting = {most}: come back later, or raise it")
-            if not self.batch.sequences:
+            if not (self.batch.sequences or weights_checked):
                 self.batch.stepper.compute.check()
             if self.recording is not None:
                 seq.listen(self.recording.begin(seq, meta or {}))  # raises where the store has a trace of that id

@@ -79,7 +79,7 @@ def require_served(folder: Path, name: str) -> str:
         raise UserError(f"engine = {name!r} is not known; known: {', '.join(ENGINES)}")
     engine, hub = ENGINES[name], read_json(folder / "config.json")
     who, block = f"{name} {engine.version}", hub.get("block_size")
-    stated = next(iter(hub.get("architectures") or ()), None)
+    stated = str(next(iter(hub.get("architectures") or ()), None))
     served = engine.architectures.get(stated)
     if served is None:
         known = ", ".join(engine.architectures)

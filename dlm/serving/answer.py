@@ -59,7 +59,7 @@ class Answer(Response):
         self.shape = Shape(ask, self.server.config.served_name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; a client that leaves, or asked too much, ends its requests."""
+        """Answer. When the client leaves, or its time is over, its requests end."""
         self.facts = scope.setdefault("dlm", {})
         self.facts |= {"request_id": self.ask.id, "prompt_tokens": self.ask.prompt_tokens, "seed": self.ask.seed}
         names = [decoding.request.request_id for decoding in self.ask.decodings]
@@ -71,8 +71,8 @@ class Answer(Response):
         gone = asyncio.ensure_future(_disconnected(receive))
         cut = asyncio.ensure_future(self.channel.cut.wait())
         try:
-            wanted, seconds = {work, gone, cut}, self.limits.timeout
-            await asyncio.wait(wanted, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
+            seconds = self.limits.timeout
+            await asyncio.wait({work, gone, cut}, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
             if cut.done() and not work.done():
                 await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED, timeout=PARTING)
             if work.done():
@@ -117,7 +117,7 @@ class Answer(Response):
             raise crowded(f"it waited {self.limits.max_wait:g} s for its first step") from None
 
     async def _submit(self, channel: Channel) -> None:
-        """Hand the requests to the engine: at once, or beside where a store is asked whether it knows their ids."""
+        """Hand the requests to the engine. With a store that takes a worker thread, for the store looks their ids up first."""
         runner = self.server.runner
         submit = partial(runner.submit, self.ask.decodings, self._wish(), self.ask.confidence)
         if self.server.store is None:
@@ -206,8 +206,8 @@ class Answer(Response):
         denoise, streams = self.ask.body.stream_mode == "denoise", self.ask.body.stream
         if isinstance(item, Note):
             choice.note(item)
-            wanted = denoise and streams and not choice.done
-            return [self.shape.step(choice.number, choice.step(item))] if wanted else []
+            shown = denoise and streams and not choice.done
+            return [self.shape.step(choice.number, choice.step(item))] if shown else []
         if item.error is not None and not choice.done:
             raise Refusal(500, f"the model could not finish this: {item.error}", code="decoding_failed")
         was_done = choice.done

@@ -40,11 +40,11 @@ class Ask:
     echoes: Sequence[str]
     """What stands before each choice's text."""
     scored: Sequence[Sequence[Token]]
-    """The tokens of these, where their log-probabilities are wanted."""
+    """The tokens of these, for requests that ask for their log-probabilities."""
     kind: str
     """text, infill or suffix."""
     top: int | None
-    """How many likeliest tokens are told; None: no log-probabilities."""
+    """How many likeliest tokens are listed beside each; None: no log-probabilities."""
     prompt_tokens: int
     sampler: SamplerConfig
     prompts: Sequence[str] = ()
@@ -54,7 +54,7 @@ class Ask:
 
     @property
     def confidence(self) -> bool:
-        """Whether it tells how sure the model was."""
+        """Whether its answer says how sure the model was."""
         return self.top is not None or self.body.stream_mode == "denoise"
 
 

@@ -1,5 +1,7 @@
 """What `dlm-batch` reads, and how both commands find Ray. Nothing here needs torch."""
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from dlm.inference.config import MOST, EngineConfig, ModelSection, SamplerConfig
@@ -48,11 +50,16 @@ class BatchConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> "BatchConfig":
-        for name in judged(self.sampler, SAMPLER_READERS, info, "sampler"):
-            if (problem := unread(self.sampler, SAMPLER_READERS, [name])) is not None:
-                raise ValueError(f"[sampler] {problem}")
-        for name in ("seed", "num_samples"):
-            default = SamplerConfig.model_fields[name].default
-            if name in self.sampler.model_fields_set and getattr(self.sampler, name) != default:
-                raise ValueError(f"[sampler] {name} is not read here: give [batch] seed, or rows of their own")
+        rows = {"seed": "[batch] seed, or seeds in the rows", "num_samples": "a row for each"}
+        require_shared(self.sampler, info, rows, "row")
         return self
+
+
+def require_shared(sampler: SamplerConfig, info: ValidationInfo, instead: Mapping[str, str], what: str) -> None:
+    """Raises ValueError for a setting of [sampler] that nothing reads, and for one that each row or request has itself."""
+    for name in judged(sampler, SAMPLER_READERS, info, "sampler"):
+        if (problem := unread(sampler, SAMPLER_READERS, [name])) is not None:
+            raise ValueError(f"[sampler] {problem}")
+    for name, words in instead.items():
+        if name in sampler.model_fields_set and getattr(sampler, name) != SamplerConfig.model_fields[name].default:
+            raise ValueError(f"[sampler] {name} is each {what}'s own here: leave it out, and give {words}")

@@ -8,12 +8,13 @@ from typing import Any
 
 from dlm.inference.decoding import Decoding, stop_ids
 from dlm.inference.events import Event, Times
+from dlm.inference.recording import MASK, REPLACE, SET
 from dlm.inference.request import Generation
 from dlm.inference.texts import TextStream
 from dlm.models.lm import LM
 from dlm.serving.ask import Ask
 from dlm.serving.echo import Token, piece
-from dlm.serving.notes import MASK, REPLACE, SET, Note
+from dlm.serving.notes import Note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,8 @@ class Choice:
     number: int
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    told: list[Token] = field(default_factory=list)
-    """With log-probabilities, where they are wanted."""
+    scored: list[Token] = field(default_factory=list)
+    """The same with log-probabilities, for requests that ask for them."""
     finish_reason: str | None = None
     result: Generation | None = None
     times: Times = field(default_factory=Times)
@@ -62,8 +63,8 @@ class Choice:
 
     def begin(self) -> Delta:
         """What stands before the answer."""
-        self.text, self.told = self.ask.echoes[self.number], list(self.ask.scored[self.number])
-        return Delta(text=self.text, tokens=self.told)
+        self.text, self.scored = self.ask.echoes[self.number], list(self.ask.scored[self.number])
+        return Delta(text=self.text, tokens=self.scored)
 
     def note(self, note: Note) -> None:
         """Remember what only steps tell: forwards, and the likeliest tokens of what they committed."""
@@ -135,7 +136,7 @@ class Choice:
             self._last = now
         self.text += text
         self.tokens += ids
-        self.told += tokens
+        self.scored += tokens
         self.finish_reason = reason
         return Delta(text=text, tokens=tokens, finish_reason=reason)
 

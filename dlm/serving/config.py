@@ -6,9 +6,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from dlm.inference.config import MOST, DraftSection, EngineConfig, ModelSection, SamplerConfig
-from dlm.inference.readers import SAMPLER_READERS
-from dlm.reading import judged, unread
-from dlm.serving.batch_config import RaySection
+from dlm.serving.batch_config import RaySection, require_shared
 from dlm.trace.config import TraceConfig
 
 KEYS_VARIABLE = "DLM_API_KEYS"
@@ -112,12 +110,8 @@ class ServeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> "ServeConfig":
-        for name in judged(self.sampler, SAMPLER_READERS, info, "sampler"):
-            if (problem := unread(self.sampler, SAMPLER_READERS, [name])) is not None:
-                raise ValueError(f"[sampler] {problem}")
-        for name, instead in (("num_samples", '"n" in a request'), ("seed", '"seed" in a request')):
-            if name in self.sampler.model_fields_set and getattr(self.sampler, name) != _default(name):
-                raise ValueError(f"[sampler] {name} is each request's own here: leave it out, and give {instead}")
+        requests = {"num_samples": '"n" in a request', "seed": '"seed" in a request'}
+        require_shared(self.sampler, info, requests, "request")
         if not self.replicas.least and self.ray != RaySection():
             raise ValueError(
                 "[ray] is only read with replicas, and replicas.least = 0: make it 1 or more, or leave [ray] out"
@@ -125,7 +119,3 @@ class ServeConfig(BaseModel):
         if self.engine.max_waiting is not None:
             raise ValueError("[engine] max_waiting is set by [serve] max_waiting here: give that one")
         return self
-
-
-def _default(name: str) -> object:
-    return SamplerConfig.model_fields[name].default

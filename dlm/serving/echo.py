@@ -11,7 +11,7 @@ from dlm.training.scoring import own_softmax
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """A token that was told, with its log-probability when it was committed."""
+    """A token of an answer, with its log-probability when it was committed."""
 
     id: int
     text: str

@@ -1,4 +1,4 @@
-"""One line of JSON for each request. Prompts and answers are in it only where that was asked for."""
+"""One line of JSON for each request. Prompts and answers are in it only with [serve] log_text."""
 
 import json
 import sys
@@ -23,14 +23,14 @@ SHOWN = (
 class RequestLog:
     """Writes a line when a request is over."""
 
-    def __init__(self, wanted: bool, stream: TextIO | None = None) -> None:
-        self.wanted, self.stream = wanted, stream
+    def __init__(self, enabled: bool, stream: TextIO | None = None) -> None:
+        self.enabled, self.stream = enabled, stream
 
     def write(
         self, method: str, path: str, status: int, seconds: float, owner: str | None, facts: Mapping[str, Any]
     ) -> None:
-        """Tell of a request; `facts` are what its answer said."""
-        if not self.wanted:
+        """The line of one request; `facts` are what its answer noted."""
+        if not self.enabled:
             return
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -51,7 +51,7 @@ class Metrics:
 
 
 class _OfEngine(Collector):
-    """What the engine counts itself, read when it is asked for."""
+    """What the engine counts itself, read at each scrape."""
 
     def __init__(self, stats: Callable[[], Stats | None]) -> None:
         self.stats = stats

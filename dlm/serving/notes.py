@@ -1,4 +1,4 @@
-"""What the steps of a request did, told while they run: the engine's recorder, for those who watch and for the store."""
+"""What each step of a request changed, while it runs: the engine's recorder, for streams and log-probabilities and for the store."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlm.inference.recording import MASK, REPLACE, SET, Listener, Recorder
+from dlm.inference.recording import Listener, Recorder
 from dlm.inference.sequence import Sequence
 
 
@@ -29,7 +29,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What is wanted of one request beside its text."""
+    """What a request gets beside its text."""
 
     keep: frozenset[str] = frozenset()
     """"confidence", "topk"; nothing: no notes."""
@@ -75,7 +75,7 @@ class Watch:
         length: int | None = None,
         canvas: Any = None,
     ) -> None:
-        """One step, told."""
+        """One step: a note of it, and the store's own record."""
         if self.stored is not None:
             own = None if topk is None or not self._kept else tuple(part[:, : self._kept] for part in topk)
             self.stored.commit(step, positions, tokens, kinds, confidence, own, length, canvas)
@@ -99,6 +99,3 @@ class Watch:
         """The store's recorder gives up."""
         if self.stored is not None:
             self.stored.drop()
-
-
-__all__ = ["MASK", "REPLACE", "SET", "Note", "Notes", "Watch", "Wish"]

@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong: a status and OpenAI's error object."""
+"""The answer to a request that cannot be served: a status and OpenAI's error object."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ def serve(config: ServeConfig, say: Callable[[str], None] = print) -> int:
     listener = _listener(config)
     _raise_file_limit()
 
-    from dlm.serving.app import app_of  # imports torch: mistakes above are told without
+    from dlm.serving.app import app_of  # imports torch: a mistake above is answered before
     from dlm.serving.server import Server
 
     sys.setswitchinterval(SHARE)
@@ -91,11 +91,11 @@ class Process(uvicorn.Server):
     async def main_loop(self) -> None:
         """Load beside answering, then wait for the end."""
         loading = asyncio.ensure_future(asyncio.to_thread(self.server.load))
-        told = False
+        announced = False
         while not (self._leaving.is_set() or self.should_exit or self.server.failure is not None):
             await self.on_tick(0)
-            if loading.done() and not told:
-                told = True
+            if loading.done() and not announced:
+                announced = True
                 if (error := loading.exception()) is not None:
                     self.mistake = error
                     return

@@ -73,10 +73,10 @@ class Channel:
 
 
 class Runner:
-    """Owns an engine: steps it in a thread while there is work, and hands out what it tells.
+    """Owns an engine: steps it in a thread while there is work, and delivers what is new to the channels.
 
-    In its thread, `said` is called with what a step fails with, and `fatal` when as many as `max_failures` failed one after
-    the other.
+    In that thread, `failed` is called with the error of each step that fails, and `fatal` when `max_failures` steps failed
+    one after the other.
     """
 
     def __init__(
@@ -86,17 +86,18 @@ class Runner:
         max_waiting: int,
         max_failures: int,
         fatal: Callable[[BaseException], None],
-        said: Callable[[BaseException], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self.engine, self.max_waiting, self.max_failures = engine, max_waiting, max_failures
-        self.fatal, self.said = fatal, said
+        self.fatal, self.failed = fatal, failed
         self.notes = Notes(engine.recording, self._note)
         engine.recording = self.notes
         self.channels: dict[str, Channel] = {}
         self.fresh: set[str] = set()
         """Requests that have not begun."""
         self.failures = 0
-        self._told: list[tuple[str, Event | Note]] = []
+        self._outbox: list[tuple[str, Event | Note]] = []
+        """What a step has brought, until it is delivered."""
         self._wake, self._ended = threading.Event(), False
         self.thread = threading.Thread(target=self._run, name="dlm-engine", daemon=True)
 
@@ -142,7 +143,10 @@ class Runner:
             for decoding in decodings:
                 name = decoding.request.request_id
                 self.notes.wishes[name] = wish
-                self.engine.submit(decoding, confidence=confidence, log=Log(kept=False))
+                log = Log(kept=False)
+                self.engine.submit(
+                    decoding, confidence=confidence, log=log, weights_checked=True
+                )  # the model is the server's
                 done.append(name)
         except BaseException:
             self._cancel(done)
@@ -189,13 +193,13 @@ class Runner:
                 self._wake.wait(IDLE)
                 continue
             try:
-                self._told.extend((event.request_id, event) for event in self.engine.step())
+                self._outbox.extend((event.request_id, event) for event in self.engine.step())
                 self.failures = 0
             except Exception as error:
                 self.failures += 1
-                self.said(error)
+                self.failed(error)
                 with suppress(Exception):  # the events of those that ended with the step
-                    self._told.extend((event.request_id, event) for event in self.engine.news())
+                    self._outbox.extend((event.request_id, event) for event in self.engine.news())
                 if self.failures >= self.max_failures:
                     self._deliver()
                     self.fatal(error)
@@ -203,14 +207,14 @@ class Runner:
             self._deliver()
 
     def _note(self, name: str, note: Note) -> None:
-        self._told.append((name, note))
+        self._outbox.append((name, note))
 
     def _deliver(self) -> None:
-        """Hand what was told to the loops of those who wait for it, once a loop and step."""
-        told, self._told = self._told, []
+        """Hand what is new to the loops of those who wait for it: one call a loop and step."""
+        news, self._outbox = self._outbox, []
         begun = [name for name in list(self.fresh) if self.engine.has_begun(name)]  # the loop's thread adds to it
         packets: dict[asyncio.AbstractEventLoop, dict[Channel, list[tuple[str, Event | Note]]]] = {}
-        for name, item in told:
+        for name, item in news:
             if (channel := self.channels.get(name)) is not None:
                 packets.setdefault(channel.loop, {}).setdefault(channel, []).append((name, item))
         started: dict[asyncio.AbstractEventLoop, list[str]] = {}

@@ -61,7 +61,7 @@ class Server:
         limits = self.config.serve
         engine = Engine.of(lm, self.config.engine, trace=self.store, draft=self.config.draft.model)
         runner = Runner(
-            engine, max_waiting=limits.max_waiting, max_failures=limits.max_failures, fatal=self._fail, said=self._say
+            engine, max_waiting=limits.max_waiting, max_failures=limits.max_failures, fatal=self._fail, failed=self._say
         )
         runner.start()
         self._lm, self._runner = lm, runner

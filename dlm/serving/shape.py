@@ -68,7 +68,7 @@ class Shape:
         }
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        logprobs = self._logprobs(choice.number, choice.told)
+        logprobs = self._logprobs(choice.number, choice.scored)
         common = {"index": choice.number, "logprobs": logprobs, "finish_reason": choice.finish_reason}
         if self.ask.chat:
             return {**common, "message": {"role": "assistant", "content": choice.text, "refusal": None}}

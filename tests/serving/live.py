@@ -39,7 +39,7 @@ class Live:
 
     def __init__(self, server: Server, port: int) -> None:
         self.server, self.url = server, f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=600)
 
     def post(self, body: Any, path: str = "/v1/completions", **kinds: Any) -> httpx.Response:
         return self.client.post(path, json=body, **kinds)
@@ -88,7 +88,13 @@ def live(settings: ServeConfig | None = None, lm: Any = None, load: bool = True)
         server.load()
     listening = uvicorn.Server(
         uvicorn.Config(
-            app_of(server), port=0, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=1
+            app_of(server),
+            port=0,
+            log_level="warning",
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=75,
         )
     )
     thread = threading.Thread(target=lambda: asyncio.run(listening.serve()), daemon=True)

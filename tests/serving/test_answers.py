@@ -271,7 +271,7 @@ def test_many_at_once_are_what_each_is_alone():
             hole = f"{words}[MASK:{draw.randint(1, 9)}]{words[::-1]}"
             asked.append(({**body, "prompt": hole, "infill": True}, dlm.infill(lm, [hole], **body)[0].text))
             continue
-        body |= {"max_tokens": draw.randint(1, 40)} | draw.choice([{}, {"stop": ["e", "\x02"]}, {"rule": "threshold"}])
+        body |= {"max_tokens": draw.randint(1, 20)} | draw.choice([{}, {"stop": ["e", "\x02"]}, {"rule": "threshold"}])
         if number % 5 == 1:
             messages = [{"role": "user", "content": words}]
             prompt, body = lm.chat(messages), {**body, "messages": messages}
@@ -279,7 +279,8 @@ def test_many_at_once_are_what_each_is_alone():
             prompt, body = words, {**body, "prompt": words}
         own = {name: value for name, value in body.items() if name not in ("messages", "prompt")}
         asked.append((body, locally(lm, prompt, own)[0]))
-    with live(config(engine={"max_num_requests": 16}), lm) as running, ThreadPoolExecutor(200) as pool:
+    patient = config(engine={"max_num_requests": 16}, serve={"max_wait": 600})
+    with live(patient, lm) as running, ThreadPoolExecutor(200) as pool:
 
         def ask(entry):
             body, _ = entry
