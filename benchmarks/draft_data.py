@@ -1,6 +1,6 @@
 """What a draft learns from: its target's own answers against raw text, the target's states against none; and DFlash 2.
 
-    python benchmarks/draft_data.py [--seeds 3] [--steps 150]
+    python benchmarks/draft_data.py [--seeds 0 1 2] [--steps 150]
 
 needs steps 1 to 3 of configs/dflash/ (tokenizer, target, responses) in runs/dflash/. Trains a draft for each row and seed
 with the same steps, batches and shape, then decodes the same held-out beginnings of the standard library greedily with
@@ -36,7 +36,7 @@ ROWS: dict[str, dict[str, str]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--runs", default="runs/dflash")
@@ -45,7 +45,7 @@ def main() -> None:
     stream = build_stream(DataConfig(source="stdlib"), target.tokenizer, 64, "heldout", 0)
     prompts = [sample["input_ids"].tolist() for sample in islice(stream, args.prompts)]
     found: dict[str, list[float]] = {}
-    for seed in range(args.seeds):
+    for seed in args.seeds:
         for name, own in ROWS.items():
             options = {"train.out": f"{args.runs}/{name.replace(', ', '-').replace(' ', '-')}-{seed}"}
             options |= {"train.seed": str(seed), "train.steps": str(args.steps), "train.device": "cpu"}

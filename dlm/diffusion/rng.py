@@ -94,7 +94,7 @@ def gumbel(*, seed: Tensor, sample: Tensor, step: Tensor, position: Tensor, voca
     group = torch.arange((vocab_size + 3) // 4, device=seed.device)
     rows = len(address[0]) if seed.is_cuda else max(1, IN_CACHE // vocab_size)
     parts = zip(*(x.split(max(1, rows)) for x in address), strict=True)
-    return torch.cat([_gumbel(*part, group)[:, :vocab_size] for part in parts])
+    return torch.cat([_gumbel(a, b, c, d, group)[:, :vocab_size] for a, b, c, d in parts])
 
 
 def _gumbel(seed: Tensor, sample: Tensor, step: Tensor, position: Tensor, group: Tensor) -> Float[Tensor, "n v"]:

@@ -60,10 +60,10 @@ def generate(
     object of `dlm.diffusion.unmask`. Raises UserError for what cannot be done, and for a setting that nothing reads here.
 
     `draft` speeds a causal model up: a DFlash draft (`dlm.load_draft`, or its folder or hub id), "ngram" (what followed the
-    same tokens earlier in the text) or a diffusion model of the same tokenizer guesses tokens, and one forward of the
-    model checks them all. The text is token for token that of no draft, at any temperature, unless verify="reject".
-    For a diffusion model, draft="self" writes the text of one token a step in fewer, wider forwards. Results then tell
-    `.accepted`, `.tau`, `.target_nfe` and `.draft_nfe`.
+    same tokens earlier in the text), a diffusion model of the same tokenizer, or "ngram+FOLDER" (that draft or model where
+    the text repeats nothing) guesses tokens, and one forward of the model checks them all. The text is token for token
+    that of no draft, at any temperature, unless verify="reject". For a diffusion model, draft="self" writes the text of one
+    token a step in fewer, wider forwards. Results then tell `.accepted`, `.tau`, `.target_nfe` and `.draft_nfe`.
     """
     sampler, engine = settings_of("generate()", settings, others=OWN)
     require_wanted(settings, draft is not None, "generate()")

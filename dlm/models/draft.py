@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dlm.models.attention import Attend, RMSNorm, rotate
-from dlm.models.config import ModelConfig
-from dlm.models.draft_config import DraftConfig, default_layer_ids
+from dlm.models.draft_config import DraftConfig, new_config
 from dlm.models.draft_second import CandidateSelector, DraftLayer
 from dlm.models.rope import rope_frequencies, rope_table
 from dlm.models.transformer import Layer, Transformer
@@ -73,38 +72,18 @@ class Draft(nn.Module):
         that it can draft: of a large vocabulary a few thousand make up nearly all text, and the head costs as much less.
         `more` are other fields of `DraftConfig`, `intermediate_size`, and for DFlash 2 its four sizes.
         """
-        shape = target.config
-        layers = tuple(target_layer_ids or default_layer_ids(shape.num_hidden_layers, num_layers))
         tokenizer = target.tokenizer
         masks = (mask_token_id, target.mask_id, None if tokenizer is None else tokenizer.mask_token_id, target.eos_id)
-        network = ModelConfig(
-            model_type="qwen3",
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_size,
-            num_hidden_layers=num_layers,
-            num_attention_heads=shape.num_attention_heads,
-            num_key_value_heads=shape.num_key_value_heads,
-            head_dim=shape.head_dim,
-            intermediate_size=more.pop("intermediate_size", shape.intermediate_size),
-            rope_theta=shape.rope_theta,
-            rope_scaling=shape.rope_scaling,
-            max_position_embeddings=shape.max_position_embeddings,
-            rms_norm_eps=shape.rms_norm_eps,
-            qk_norm=True,
-            initializer_range=shape.initializer_range,
-        )
-        fields = {
-            "network": network,
-            "num_target_layers": shape.num_hidden_layers,
-            "target_layer_ids": layers,
-            "block_size": block_size,
-            "mask_token_id": next((mask for mask in masks if mask is not None), shape.vocab_size - 1),
-            "windows": (None,) * num_layers,
-            "causal": (False,) * num_layers,
-            "draft_vocab_size": None if tokens is None else len(set(tokens)),
+        config = new_config(
+            target.config,
+            num_layers=num_layers,
+            block_size=block_size,
+            target_layer_ids=target_layer_ids,
+            mask_token_id=next((mask for mask in masks if mask is not None), target.config.vocab_size - 1),
+            draft_vocab_size=None if tokens is None else len(set(tokens)),
             **more,
-        }
-        draft = cls(DraftConfig.model_validate(fields), target, name)
+        )
+        draft = cls(config, target, name)
         if tokens is not None:
             draft.tokens = torch.tensor(sorted(set(tokens)))
         draft.initialise(generator)

@@ -1,6 +1,6 @@
 """A DFlash draft's shape, and how its config.json is told from others. Imports without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -88,6 +88,39 @@ def default_layer_ids(num_target_layers: int, num_layers: int) -> tuple[int, ...
     if num_layers == 1:
         return (num_target_layers // 2,)
     return tuple(round(1 + i * (num_target_layers - 4) / (num_layers - 1)) for i in range(num_layers))
+
+
+def new_config(
+    target: ModelConfig, *, num_layers: int, block_size: int, target_layer_ids: Sequence[int] | None, **more: Any
+) -> DraftConfig:
+    """An untrained draft's shape: heads, widths and positions as the target's; `more` are other fields of `DraftConfig`, and
+    `intermediate_size`."""
+    network = ModelConfig(
+        model_type="qwen3",
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=target.num_attention_heads,
+        num_key_value_heads=target.num_key_value_heads,
+        head_dim=target.head_dim,
+        intermediate_size=more.pop("intermediate_size", target.intermediate_size),
+        rope_theta=target.rope_theta,
+        rope_scaling=target.rope_scaling,
+        max_position_embeddings=target.max_position_embeddings,
+        rms_norm_eps=target.rms_norm_eps,
+        qk_norm=True,
+        initializer_range=target.initializer_range,
+    )
+    fields = {
+        "network": network,
+        "num_target_layers": target.num_hidden_layers,
+        "target_layer_ids": tuple(target_layer_ids or default_layer_ids(target.num_hidden_layers, num_layers)),
+        "block_size": block_size,
+        "windows": (None,) * num_layers,
+        "causal": (False,) * num_layers,
+        **more,
+    }
+    return DraftConfig.model_validate(fields)
 
 
 def is_draft(hub: Mapping[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Drafter `ngram+…`: prompt lookup where the text repeats itself, another drafter where it does not."""
 
 from collections.abc import Sequence as Sized
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dlm.inference.drafting.drafter import Drafter, Guess, Wish
@@ -28,7 +29,8 @@ class LookupFirst(NGram):
         guesses = super().propose(wishes)
         left = [i for i, guess in enumerate(guesses) if not len(guess.tokens)]
         if left:
-            for i, guess in zip(left, self.rest.propose([wishes[i] for i in left]), strict=True):
+            asked = [replace(wishes[i], rows=min(wishes[i].rows, self.rest.most + 1)) for i in left]
+            for i, guess in zip(left, self.rest.propose(asked), strict=True):
                 guesses[i] = guess
         return guesses
 
