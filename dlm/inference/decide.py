@@ -178,10 +178,7 @@ class Round:
     def _listed(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Of arrays over each canvas, the entries at the asked columns: (n,)."""
         return np.concatenate(
-            [
-                array[seq.canvas.columns[part]]
-                for seq, array, part in zip(self.seqs, arrays, self.parts, strict=True)
-            ]
+            [array[seq.canvas.columns[part]] for seq, array, part in zip(self.seqs, arrays, self.parts, strict=True)]
         )
 
     def _grid(self, parts: list[np.ndarray]) -> np.ndarray:

@@ -20,7 +20,11 @@ from dlm.models.transformer import Transformer
 def rope_rows(network: Transformer, pool: PagePool, positions: Int[Tensor, " n"], furthest: int) -> Rope | None:
     """cos and sin of these positions, (1, n, 1, r) each: rows of a table over all positions, made once a pool."""
     lengthen_rope(network, pool, furthest)
-    return None if pool.rope is None else (pool.rope[0].index_select(1, positions), pool.rope[1].index_select(1, positions))
+    return (
+        None
+        if pool.rope is None
+        else (pool.rope[0].index_select(1, positions), pool.rope[1].index_select(1, positions))
+    )
 
 
 def lengthen_rope(network: Transformer, pool: PagePool, furthest: int) -> None:

@@ -79,7 +79,9 @@ class Stepper:
         for strategy, mine in strategies:
             strategy.observe(mine, forward)
         found = [hidden] if isinstance(hidden, list) else self._decided(forward, hidden, groups, x)
-        answers = dict(answer for group, arrays in zip(groups, found, strict=True) for answer in group.decisions(arrays))
+        answers = dict(
+            answer for group, arrays in zip(groups, found, strict=True) for answer in group.decisions(arrays)
+        )
         return [(item.sequence, _settled(item.sequence, answers)) for item, _ in asked]
 
     def _decided(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from dlm.inference import compute, memory
+from dlm.inference import compute, engine, memory
 from dlm.inference.step import Stepper
 from dlm.kernels import paths, reference
 from dlm.kernels.c import native
@@ -154,7 +154,9 @@ class FakeGPU(TorchFunctionMode):
             self.now.launches += 1
             if self.tape is not None:
                 self.tape.append((run, given, named, [] if written else results))
-        return tree_map(lambda x: mine[id(x)] if id(x) in mine else Remote(x, self) if isinstance(x, Tensor) else x, out)
+        return tree_map(
+            lambda x: mine[id(x)] if id(x) in mine else Remote(x, self) if isinstance(x, Tensor) else x, out
+        )
 
     def kernel(self, name: str) -> Callable[..., Any]:
         """A launch of the kernel of that name."""
@@ -245,10 +247,17 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, lm: LM, kernels: str = "reference"
         patch.setattr(Stepper, "run", counted)
         patch.setattr(paths, "_no_triton", lambda device, dtype: None)
         patch.setattr(paths, "_there", lambda name, device, dtype: name == "triton" or device.type == "cpu")
-        patch.setitem(paths.PATHS, "triton", replace(paths.PATHS["triton"], missing=lambda d, t: None if d.type == "cuda" else "no"))
-        patch.setattr(paths.Path, "kernel", lambda self, name: gpu.kernel(name) if self.name == "triton" else _own(self, name))
+        patch.setitem(
+            paths.PATHS,
+            "triton",
+            replace(paths.PATHS["triton"], missing=lambda d, t: None if d.type == "cuda" else "no"),
+        )
+        patch.setattr(
+            paths.Path, "kernel", lambda self, name: gpu.kernel(name) if self.name == "triton" else _own(self, name)
+        )
         patch.setattr(paths.Path, "launching", lambda self, x: nullcontext())
         patch.setattr(compute, "pack", lambda network: None)
+        patch.setattr(engine, "pack", lambda network: None)
         patch.setattr(compute, "cuda_graphs", gpu.captures)
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(memory, "whole_memory", lambda device: 2**40)
