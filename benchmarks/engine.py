@@ -4,7 +4,7 @@
     python benchmarks/engine.py --peer-path ../Fast-dLLM            # its caches beside ours, the tokens compared
     python benchmarks/engine.py --vocab 126464 --steps 64 --peer-path ../Fast-dLLM
     python benchmarks/engine.py --batch --threads 2                 # eight requests together against one by one
-    python benchmarks/engine.py --device cuda --shape llada-8b --roofline
+    python benchmarks/engine.py --device cuda --shape llada-8b --roofline --graphs both --batch 1 8 64
 
 Contenders take turns, so that ratios are taken under the same load; times are CPU time on a CPU (of one thread unless
 `--threads` says more: then wall-clock). "floor" is nothing but the matrix products of a block's rows, by torch, with the
@@ -22,9 +22,9 @@ from typing import Any
 
 import bare
 import fast_dllm
+import roofline
 import torch
 import torch.nn.functional as F
-from kernels import copy_bandwidth
 from measuring import (
     RESULTS,
     Job,
@@ -33,38 +33,30 @@ from measuring import (
     parser,
     ratios,
     spread,
-    timed,
     write,
 )
 
 import dlm
 from dlm.kernels.c import native
-from dlm.models import LM, ModelConfig, Transformer
-from dlm.models.packing import pack
+from dlm.models import LM
 from dlm.models.subnormals import subnormals_as_zeros
 
 FLOOR_FORWARDS = 20
-SHAPES: dict[str, dict[str, int]] = {
-    "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "heads": 4, "intermediate_size": 704, "vocab_size": 1024},
-    "llada-8b": {
-        "hidden_size": 4096, "num_hidden_layers": 32, "heads": 32, "intermediate_size": 12288, "vocab_size": 126464,
-    },
-}  # fmt: skip
-LLADA: dict[str, Any] = {"model_type": "llada", "mask_in_softmax": True, "max_position_embeddings": 4096}
-LLADA |= {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5}
 
 
 @subnormals_as_zeros()  # as dlm does for itself; so the peer has it too
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     torch.set_num_threads(options.threads)
-    lm = make(options)
+    if options.sync_debug:
+        torch.cuda.set_sync_debug_mode(options.sync_debug)
+    lm = roofline.make(options.shape, options.vocab, options.device)
     named = {key: value for key, value in vars(options).items() if key not in ("peer_path", "output")}
     facts = machine(options.device) | {"kernels": native.unavailable() or native.library()[1]}
-    part = roofline if options.roofline else batch if options.batch else caches
+    part = floors if options.roofline else batch if options.batch is not None else caches
     report = {"machine": facts, "options": named, part.__name__: part(lm, options)}
     print(json.dumps(report, indent=1))
-    write(options.output or RESULTS / f"engine-{options.device}{'-batch' if options.batch else ''}.json", report)
+    write(_file(options), report)
     return 0
 
 
@@ -72,7 +64,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     words = parser(__doc__)
     add = words.add_argument
     add("--peer-path", type=Path, help="a checkout of NVlabs/Fast-dLLM; without it only ours runs")
-    add("--shape", choices=list(SHAPES), default="tiny", help="the network (tiny: width 256, 4 layers)")
+    add("--shape", choices=list(roofline.SHAPES), default="tiny", help="the network (tiny: width 256, 4 layers)")
     add("--vocab", type=int, help="vocabulary (the shape's)")
     add("--prompt", type=int, default=128, help="tokens of the prompt (128)")
     add("--gen", type=int, default=256, help="tokens generated (256)")
@@ -84,35 +76,19 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=3, help="turns of each contender (3)")
     add("--threads", type=int, default=1, help="CPU threads (1)")
     add("--device", default="cpu", help="cpu or cuda")
-    add("--batch", action="store_true", help="eight requests of mixed lengths together, against one by one")
+    add("--batch", type=int, nargs="*", help="eight requests of mixed lengths together, against one by one; with "
+        "--roofline how many requests at a time (1)")  # fmt: skip
+    add("--graphs", choices=["on", "off", "both"], default="both", help="CUDA graphs in --roofline (both)")
+    add("--sync-debug", choices=["warn", "error"], help="have torch tell where the host waits for the GPU")
     add("--roofline", action="store_true", help="one block step against the time its bytes need at copy bandwidth")
     add("--context", type=int, default=1024, help="positions in the cache for --roofline (1024)")
     add("--output", type=Path, help="the JSON file")
     return words.parse_args(argv)
 
 
-def make(options: argparse.Namespace) -> LM:
-    """Random weights in LLaDA's shape; without an end-of-text, so that everyone writes all of it."""
-    shape = SHAPES[options.shape] | ({"vocab_size": options.vocab} if options.vocab else {})
-    heads = shape.pop("heads")
-    shape |= {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": shape["hidden_size"] // heads}
-    config = ModelConfig(mask_token_id=shape["vocab_size"] - 1, **LLADA, **shape)
-    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-    with torch.device(options.device):
-        torch.set_default_dtype(dtype)
-        network = Transformer(config)
-        torch.set_default_dtype(torch.float32)
-    network.initialise(torch.Generator(options.device).manual_seed(0))
-    assert network.lm_head is not None
-    with torch.no_grad():
-        network.lm_head.weight[config.mask_token_id] *= 0.01  # the mask is no favourite, as in a trained model
-    pack(network)
-    return LM(network.eval(), None, "random")
-
-
 def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     """Each cache alone and, with a peer, its own code beside it."""
-    prompt = _prompt(lm, options.prompt)
+    prompt = roofline.prompt(lm, options.prompt)
     whole, blocks = len(prompt) + options.gen, options.gen // options.block
     numbers: dict[str, Any] = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps}
     theirs: dict[str, Job] = {}
@@ -153,7 +129,7 @@ def caches(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
 
 def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     """Eight requests of mixed lengths: together, and one by one; beside them the matrix products of both, alone."""
-    prompts = [_prompt(lm, options.prompt // 2 + i * options.prompt // 8, seed=i) for i in range(8)]
+    prompts = [roofline.prompt(lm, options.prompt // 2 + i * options.prompt // 8, seed=i) for i in range(8)]
     numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps, "cache": "dual"}
     later = options.steps // (options.gen // options.block) - 1  # forwards of a block after the one over everything
     lengths = [len(prompt) + options.gen for prompt in prompts]
@@ -189,28 +165,24 @@ def _ratio(over: list[float], under: list[float]) -> dict[str, float]:
     return {**spread(ratios(over, under)), "of_the_best": min(over) / min(under)}
 
 
-def roofline(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
-    """One block step at a context, against its bytes: every weight once, every cached key and value once."""
-    gen = options.block
-    engine = dlm.Engine(lm, cache="dual")
-    engine.add_request(_prompt(lm, options.context - gen), gen_length=gen, block_length=gen, steps=gen)
-    engine.step()  # the full pass
-    taken = []
-    while engine.has_work:
-        taken.append(timed(engine.step, options.device)[0][_clock(options)])
-    c = lm.config
-    weights = sum(p.numel() * p.element_size() for n, p in lm.network.named_parameters() if not n.startswith("embed"))
-    cached = 2 * c.num_hidden_layers * options.context * c.num_key_value_heads * c.head_dim * lm.dtype.itemsize
-    bandwidth = copy_bandwidth(lm.device, seconds=0.5)
-    needed = (weights + cached) / bandwidth
-    return {
-        "ms_a_block_step": 1e3 * min(taken),
-        "median_ms": 1e3 * statistics.median(taken),
-        "bytes": weights + cached,
-        "copy_bandwidth_gb_s": bandwidth / 1e9,
-        "ms_its_bytes_need": 1e3 * needed,
-        "times_the_roofline": min(taken) / needed,
-    }
+def floors(lm: LM, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Block steps of each batch, recorded and launched, against their bytes and FLOPs."""
+    modes = (
+        {"on": [True], "off": [False], "both": [True, False]}[options.graphs] if options.device != "cpu" else [False]
+    )
+    found = []
+    for size in options.batch or [1]:
+        for graphs in modes:
+            shape = {"batch": size, "context": options.context, "block": options.block, "graphs": graphs}
+            found.append(roofline.block_steps(lm, **shape, device=options.device, clock=_clock(options)))
+            print(json.dumps(found[-1]), flush=True)
+            write(_file(options), {"machine": machine(options.device), "shape": options.shape, "steps": found})
+    return found
+
+
+def _file(options: argparse.Namespace) -> Path:
+    kind = f"-{options.shape}" if options.roofline else "-batch" if options.batch is not None else ""
+    return options.output or RESULTS / f"engine-{options.device}{kind}.json"
 
 
 def _ours(lm: LM, prompts: list[list[int]], **settings: Any) -> Job:
@@ -226,11 +198,6 @@ def _ours(lm: LM, prompts: list[list[int]], **settings: Any) -> Job:
 def _clock(options: argparse.Namespace) -> str:
     """Which of them speaks of speed: on one CPU thread its own time, which others' work moves less."""
     return "cpu" if options.device == "cpu" and options.threads == 1 else "wall"
-
-
-def _prompt(lm: LM, length: int, seed: int = 1) -> list[int]:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randint(0, lm.config.vocab_size - 2, (length,), generator=draw).tolist()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import count, repeat
 from typing import Any, Unpack
 
+import torch
+
 from dlm import config as toml
 from dlm.errors import UserError
 from dlm.inference.batch import Batch
@@ -18,7 +20,7 @@ from dlm.inference.drafting.making import drafted_page_bytes, named
 from dlm.inference.events import Event, Log, Stats, Times
 from dlm.inference.keyword_types import EngineKeywords, SamplerKeywords
 from dlm.inference.keywords import keywords, require_read, sampler_of
-from dlm.inference.memory import page_count
+from dlm.inference.memory import page_bytes, page_count
 from dlm.inference.ownership import HeldInterrupts, Ownership
 from dlm.inference.pages import PagePool
 from dlm.inference.prompts import Prompt
@@ -29,6 +31,7 @@ from dlm.inference.spans import cache_of
 from dlm.inference.texts import TextStream, partial_of
 from dlm.inference.warming import Progress, warm_up
 from dlm.models.lm import LM
+from dlm.models.packing import pack
 from dlm.models.required import require_lm
 from dlm.models.subnormals import subnormals_as_zeros
 
@@ -44,7 +47,8 @@ class Engine:
 
     `cache="auto"` never changes a token: it is the exact cache for causal and block-causal families, none for
     bidirectional ones; "prefix" and "dual" are Fast-dLLM's approximations for the latter. Which requests run together,
-    when they came, and whether pages ran out in between has no influence on any request's tokens.
+    when they came, and whether pages ran out in between has no influence on any request's tokens: on a CPU in fp32, and
+    elsewhere with `deterministic=True`, where a library's products would round by how many rows they have.
 
     Any thread or task may call `add_request`, `cancel`, `stream_of`, `stats` and `close`; what they ask for takes effect
     between two steps. One thread at a time steps. After an exception or a Ctrl-C in a step, those requests that had
@@ -88,8 +92,17 @@ class Engine:
         self.lm, self.config = lm, config
         self.cache = cache_of(lm.config, config.cache)
         require_read(config, self.cache)
+        if not lm.network.training:
+            pack(lm.network)  # before its pages are counted: the weights are copied once
         pages = page_count(lm, self.config, drafted_page_bytes(draft, self.config.page_size))
-        pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
+        try:
+            pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
+        except torch.OutOfMemoryError as error:
+            taken = pages * page_bytes(lm, self.config.page_size) / 2**30
+            raise UserError(
+                f"Engine(): {pages} pages take {taken:,.1f} GiB, and {lm.device} has not so much left: lower "
+                f"memory_fraction ({self.config.memory_fraction}), num_pages, or the weights' size (quantize)"
+            ) from error
         self.batch = Batch(lm, pool, self.config, self.cache, draft)
         self.batch.on_step = on_step
         self.recording: Listener | None = None

@@ -2,7 +2,8 @@
 
 Launching a layer's kernels one by one costs the host more than a GPU needs to run them when rows are few. Every number
 that a step's kernels read lies in one static buffer, padded to the bucket's sizes: spans of no rows, rows that write no
-keys and decide nothing. Padding changes no result, so neither does the choice of a bucket.
+keys and decide nothing. No kernel of ours gives a row another result for it; a library's products may round by how many
+rows they have, unless the engine is deterministic.
 """
 
 from collections.abc import Callable, Mapping, Sequence

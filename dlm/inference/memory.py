@@ -59,5 +59,6 @@ def whole_memory(device: torch.device) -> int:
 def free_memory(device: torch.device) -> int:
     """In bytes."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps of freed weights is free too
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

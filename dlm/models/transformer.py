@@ -53,8 +53,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b d"], attend: Attend, output_rows: Int[Tensor, " w"] | None = None) -> Tensor:
         found = self.attn(self.attn_norm(x), attend, output_rows)
-        x = (x if output_rows is None else x.index_select(0, output_rows)) + found
-        return x + self.mlp(self.mlp_norm(x))
+        normed, x = self.mlp_norm.of_sum(x if output_rows is None else x.index_select(0, output_rows), found)
+        return x + self.mlp(normed)
 
 
 def _table(rows: int, width: int) -> nn.Embedding:

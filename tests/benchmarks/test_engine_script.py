@@ -1,16 +1,22 @@
 """benchmarks/engine.py and kernels.py at their smallest: that their parts run, and that their figures fit together."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.inference.tiny import tiny_lm
 
 
 @pytest.fixture
 def engine(script, monkeypatch):
     module = script("engine")
-    tiny = {"hidden_size": 8, "num_hidden_layers": 1, "heads": 2, "intermediate_size": 8, "vocab_size": 32}
-    monkeypatch.setitem(module.SHAPES, "tiny", tiny)
+    shapes = module.roofline.SHAPES
+    monkeypatch.setitem(shapes, "tiny", {**shapes["tiny"], "sizes": (8, 1, 2, 2, 8, 32)})
     threads = torch.get_num_threads()
     yield module
     torch.set_num_threads(threads)
@@ -46,9 +52,52 @@ def test_batch(engine, tmp_path):
 
 
 def test_roofline(engine, tmp_path):
-    found = run(engine, tmp_path, "--roofline --context 16")["roofline"]
-    assert found["ms_its_bytes_need"] == pytest.approx(1e3 * found["bytes"] / (1e9 * found["copy_bandwidth_gb_s"]))
-    assert found["times_the_roofline"] > 0
+    found = run(engine, tmp_path, "--roofline --context 16 --batch 1 2")["floors"]
+    assert [step["batch"] for step in found] == [1, 2] and all(step["times_the_roofline"] > 0 for step in found)
+    one, two = found
+    assert (one["rows"], two["rows"]) == (2, 4)
+    weights = 4 * 8 * 8 + 3 * 8 * 8 + 3 * 8 + 8 * 32  # projections, feed-forward, norms, head
+    assert one["bytes"] == 4 * (weights + 2 * 16 * 8) and two["bytes"] == 4 * (weights + 2 * 2 * 16 * 8)
+    assert one["flops"] == 2 * (2 * weights + 4 * 16 * 8)
+
+
+def test_experts_count_as_often_as_rows_choose_them(engine):
+    roofline = engine.roofline
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 4}
+    lm = tiny_lm(num_hidden_layers=1, moe=sizes)
+    one, many = (roofline.work(lm, 1, 16, rows) for rows in (1, 10_000))
+    experts = 8 * 3 * 4 * 32
+    assert many[0] - one[0] == 4 * (experts - experts // 4)  # a row reads two of eight experts; many rows all
+    assert {"llada-8b", "dream-7b", "sdar-4b", "llada2-mini"} <= roofline.SHAPES.keys()
+
+
+FAKE = """#!/bin/bash
+[ "$1" = -c ] && exit 0
+[ "$1" = - ] && exec {python} "$@"
+echo "$@" >> {folder}/calls
+case "$*" in *dream-7b*) exit ${{BROKEN:-0}};; *sdar-4b*) echo '{{"report": 7}}' > {folder}/out/sdar-4b.json;; esac
+"""
+
+
+def test_the_first_hour_goes_on_where_it_was(tmp_path):
+    fake = tmp_path / "python"
+    fake.write_text(FAKE.format(python=sys.executable, folder=tmp_path))
+    fake.chmod(0o755)
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu_first_hour.sh"
+
+    def go(**more: str) -> tuple[int, list[str]]:
+        (tmp_path / "calls").write_text("")
+        environment = {**os.environ, "PYTHON": str(fake), **more}
+        done = subprocess.run(["bash", script, tmp_path / "out"], env=environment, capture_output=True, text=True)
+        return done.returncode, (tmp_path / "calls").read_text().splitlines()
+
+    status, calls = go(BROKEN="3")
+    assert status == 1 and len(calls) == 11
+    read = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "out").glob("*.json")}
+    assert len(read) == 11 and read["dream-7b"]["status"] == 3 and read["sdar-4b"]["report"] == 7
+    status, calls = go()
+    assert status == 0 and len(calls) == 1 and "dream-7b" in calls[0]
+    assert go() == (0, [])
 
 
 def test_ratios_are_taken_within_rounds(engine):

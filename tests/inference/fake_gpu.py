@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from dlm.inference import compute, memory
+from dlm.inference import compute, engine, memory
 from dlm.inference.step import Stepper
 from dlm.kernels import paths, reference
 from dlm.kernels.c import native
@@ -257,6 +257,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, lm: LM, kernels: str = "reference"
         )
         patch.setattr(paths.Path, "launching", lambda self, x: nullcontext())
         patch.setattr(compute, "pack", lambda network: None)
+        patch.setattr(engine, "pack", lambda network: None)
         patch.setattr(compute, "cuda_graphs", gpu.captures)
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(memory, "whole_memory", lambda device: 2**40)

@@ -1,6 +1,7 @@
 """The engine on a GPU that is none: what it makes the host wait for, and that recorded steps decide what launched ones do."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import dlm
 from dlm.diffusion.unmask import RULES
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import infillings
+from tests.refusals import refused
 
 from .fake_gpu import FakeGPU, fake_gpu
 from .requests import FAMILIES, MIXED, holes, of_rule, prompts, tokens
@@ -200,3 +202,36 @@ def test_warming_up_leaves_nothing_to_record_and_nothing_behind(monkeypatch):
         engine.generate([[5] * 8] * 4, **settings)
         assert sum(step.captures for step in gpu.steps[:warm]) and not any(step.captures for step in gpu.steps[warm:])
         assert all(step.replays and not step.launches and not step.pinned for step in gpu.steps[warm:])
+
+
+LAYER = {"llada": 11, "Dream": 13, "sdar": 15, "llama": 11}
+"""Launches of a layer of a block step: matrix products, kernels, and torch's own operations that are no views."""
+
+
+@pytest.mark.parametrize("family", LAYER)
+def test_launches_of_a_layer(family, monkeypatch):
+    special = {"qk_norm": True} if family == "sdar" else {"qkv_bias": True} if family == "Dream" else {}
+    settings, found = {"gen_length": 3} if family == "llama" else SHORT, []
+
+    def run(engine: dlm.Engine) -> Any:
+        return engine.generate(prompts(1), **settings)
+
+    for layers in (2, 3):
+        make = partial(tiny_lm, **KINDS[family] | {"num_hidden_layers": layers} | special)
+        _, gpu = decoded(monkeypatch, make, run, cuda_graphs=False)
+        found.append(min(step.launches for step in gpu.steps))
+    print(family, found[1] - found[0])
+    assert found[1] - found[0] <= LAYER[family]
+
+
+def test_too_many_pages_for_what_is_left(monkeypatch):
+    def none_left(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("dlm.inference.engine.PagePool", none_left)
+    refused(
+        "Engine\\(\\): 9 pages take .* GiB, and cpu has not so much left: lower memory_fraction",
+        dlm.Engine,
+        tiny_lm(),
+        num_pages=9,
+    )

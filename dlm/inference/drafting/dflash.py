@@ -140,7 +140,8 @@ class DFlash(Plain):
         """Tokens of each wish from its rows; requests with the same settings are chosen for together."""
         guesses: list[Guess | None] = [None] * len(wishes)
         ends = np.cumsum([wish.count for wish in wishes])
-        order = sorted(range(len(wishes)), key=lambda i: hash(_kind(wishes[i])))
+        kinds = list(dict.fromkeys(map(_kind, wishes)))  # in an order that processes agree on
+        order = sorted(range(len(wishes)), key=lambda i: kinds.index(_kind(wishes[i])))
         for kind, members in groupby(order, key=lambda i: _kind(wishes[i])):
             mine = list(members)
             if len(mine) == len(wishes):
