@@ -56,7 +56,11 @@ def main() -> int:
     rows = batch(lm, prompt, numbers, options.rounds) if options.batch else alone(lm, prompt, numbers, options)
     named = {key: str(value) for key, value in vars(options).items()}
     kinds = {str(dtype).removeprefix("torch."): native.fastest(dtype) for dtype in (torch.bfloat16, torch.int8)}
-    report = {"machine": machine() | {"kernels": native.library()[1], "products": kinds}, "options": named, "rows": rows}
+    report = {
+        "machine": machine() | {"kernels": native.library()[1], "products": kinds},
+        "options": named,
+        "rows": rows,
+    }
     print(json.dumps(report, indent=1))
     write(options.output or RESULTS / f"cpu-{'batch' if options.batch else options.shape}.json", report)
     return 0
@@ -99,7 +103,9 @@ def alone(lm: LM, prompt: list[int], numbers: dict[str, int], options: Any) -> d
     times, rows = clocks["cpu"], {}
     for name, taken in times.items():
         rows[name] = {"seconds": min(taken), "median": statistics.median(taken), "forwards": results[name][1]}
-        rows[name] |= {f"of {other}": spread(ratios(taken, times[other])) for other in OVER.get(name, []) if other in times}
+        rows[name] |= {
+            f"of {other}": spread(ratios(taken, times[other])) for other in OVER.get(name, []) if other in times
+        }
     if options.peer_path:
         rows["fp32"]["same_tokens"] = results["fp32"][0] == results["theirs fp32"][0]
     return rows
@@ -131,7 +137,10 @@ def batch(lm: LM, prompt: list[int], numbers: dict[str, int], rounds: int) -> di
     clocks, results = in_turns(jobs, rounds)
     times = clocks["wall"]
     rows: dict[str, Any] = {name: {"seconds": min(taken)} for name, taken in times.items()}
-    for name, slow in (("together, two threads", "one by one"), ("products together, two threads", "products one by one")):
+    for name, slow in (
+        ("together, two threads", "one by one"),
+        ("products together, two threads", "products one by one"),
+    ):
         rows[name]["gain"] = spread(ratios(times[slow], times[name]))
     rows["same_tokens"] = results["together, two threads"] == results["one by one"]
     return rows

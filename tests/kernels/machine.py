@@ -76,9 +76,7 @@ def _storages() -> list[tuple[int, int]]:
 
 
 def _follow(address: int, storages: list[tuple[int, int]], pieces: dict[int, int]) -> None:
-    for start, size in storages:
-        if start <= address < start + size:
-            pieces[start] = size
+    pieces.update((start, size) for start, size in storages if start <= address < start + size)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The kernels in C on 64-bit ARM: cross-compiled, run by qemu, in the tests that this machine's own pass.
 
-    apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
-    python -m pytest tests/kernels/test_arm.py
+apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+python -m pytest -m outside tests/kernels/test_arm.py
 """
 
 import shutil
@@ -32,6 +32,7 @@ from tests.kernels.test_native import (  # noqa: F401
 
 COMPILER, EMULATOR, ROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 pytestmark = [
+    pytest.mark.outside,
     pytest.mark.skipif(
         not (shutil.which(COMPILER) and shutil.which(EMULATOR)), reason=f"{COMPILER} and {EMULATOR} are not installed"
     ),
@@ -55,7 +56,11 @@ def build(arm, monkeypatch):
 
 
 def test_it_is_another_machine():
-    assert native.panel_width() == 8 and not native.multiplies("bf16-dots") and native.fastest(torch.bfloat16) == "bf16-widened"
+    assert (
+        native.panel_width() == 8
+        and not native.multiplies("bf16-dots")
+        and native.fastest(torch.bfloat16) == "bf16-widened"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

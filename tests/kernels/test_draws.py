@@ -15,9 +15,7 @@ pytestmark = pytest.mark.skipif(native.library()[0] is None, reason=native.libra
 
 def addresses(n: int, seed: int) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randint(0, 2**40, (n,), generator=draw) for name in ("seed", "sample", "step", "position")
-    }
+    return {name: torch.randint(0, 2**40, (n,), generator=draw) for name in ("seed", "sample", "step", "position")}
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 3.0])
@@ -76,7 +74,9 @@ def test_a_row_draws_the_same_alone():
     logits, where = torch.randn(50, 700), addresses(50, 2)
     whole = native.confidence(logits, mask_id=None, temperature=0.9, **where)
     for i in (0, 17, 49):
-        alone = native.confidence(logits[i : i + 1], mask_id=None, temperature=0.9, **{k: x[i : i + 1] for k, x in where.items()})
+        alone = native.confidence(
+            logits[i : i + 1], mask_id=None, temperature=0.9, **{k: x[i : i + 1] for k, x in where.items()}
+        )
         assert torch.equal(alone.token[0], whole.token[i]) and torch.equal(alone.p[0], whole.p[i])
 
 

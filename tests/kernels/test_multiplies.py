@@ -58,7 +58,12 @@ def product(kind, w, bias=None, copied=True):
 @pytest.mark.parametrize("inputs", [32, 96, 544, 1120])
 def test_bfloat16(build, kind, inputs):
     needs(kind)
-    for outputs, rows, copied, biased in ((1, 1, True, False), (32, 30, False, True), (150, 17, True, True), (77, 64, False, False)):
+    for outputs, rows, copied, biased in (
+        (1, 1, True, False),
+        (32, 30, False, True),
+        (150, 17, True, True),
+        (77, 64, False, False),
+    ):
         w, x = torch.randn(outputs, inputs).bfloat16(), torch.randn(rows, inputs)
         bias = torch.randn(outputs) if biased else None
         found = native.linear(product(kind, w, bias, copied), x)
@@ -137,7 +142,9 @@ def test_int8(build, kind, inputs):
         made.kind = native.KINDS.index(kind)
         factor = x if kind == "int8-widened" else narrow.rounded(x)
         exact = factor.double() @ weights.double().T
-        torch.testing.assert_close(native.linear(made, x).double(), exact, rtol=2e-5, atol=1e-4 * float(weights.abs().max()))
+        torch.testing.assert_close(
+            native.linear(made, x).double(), exact, rtol=2e-5, atol=1e-4 * float(weights.abs().max())
+        )
 
 
 def test_the_processor_says_what_it_has(build):

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import dlm
-from dlm.errors import UserError
 from dlm.kernels.c import native
 from dlm.kernels.int8 import int8_weight
 from dlm.models import LM, ModelConfig, Transformer
 from dlm.models.int8 import Int8Linear, quantise
-from tests.models.test_adapters import refused
+from dlm.models.quantise import require
+from tests.refusals import refused
 
 
 def model(tied: bool = False, **changes) -> LM:
@@ -71,10 +71,7 @@ def test_what_cannot_be_rounded_is_refused(tmp_path):
     refused("is quantised", lm.save, tmp_path / "x")
     refused("is quantised, so its dtype stays", lm.to, torch.bfloat16)
     model().save(tmp_path / "m")
-    with pytest.raises(UserError, match="q8' is for a CPU"):
-        from dlm.models.quantise import require
-
-        require("q8", torch.device("cuda"))
+    refused("q8' is for a CPU", require, "q8", torch.device("cuda"))
 
 
 PEAK = """

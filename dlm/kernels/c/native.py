@@ -288,7 +288,20 @@ def paged_attention(
     out, room = torch.empty(len(rows), h, e), torch.empty(_library().dlm_attention_room(len(visible), e, threads))
     shape = len(visible), len(rows), h, k_pages.shape[2], e, k_pages.shape[1], e**-0.5 if scale is None else scale
     half = int(k_pages.dtype == torch.bfloat16)
-    inputs = q, q.stride(0), k_pages, v_pages, half, starts, positions, visible, tables, tables.shape[1], block_lengths, rows
+    inputs = (
+        q,
+        q.stride(0),
+        k_pages,
+        v_pages,
+        half,
+        starts,
+        positions,
+        visible,
+        tables,
+        tables.shape[1],
+        block_lengths,
+        rows,
+    )
     _call("dlm_paged_attention", *inputs, out, room, *shape, threads=threads)
     return out
 
@@ -316,9 +329,7 @@ def confidence(
     if unsure is not None and unsure.any():
         rows = unsure.nonzero()[:, 0]
         own = {name: None if x is None else x[rows] for name, x in address.items()}
-        twin = reference.confidence(
-            logits[rows], mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **own
-        )
+        twin = reference.confidence(logits[rows], mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **own)
         chosen[rows], p[rows] = twin.token, twin.p
     return Picked(token=chosen, p=p, first=first, first_token=token, second=second, entropy=entropy, finite=finite)
 
