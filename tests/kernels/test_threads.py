@@ -34,7 +34,7 @@ class Machine:
 def test_cores_that_others_use_are_left_to_them(load, used, monkeypatch):
     Machine(monkeypatch, load)
     assert threads.threads_now() == used
-    assert paths.described(torch.bfloat16) == "4 threads"
+    assert paths.described(torch.float16) == "4 threads"
     if native.unavailable() is None:
         assert paths.described().startswith("4 threads, k" if used == 4 else f"{used} of 4 threads, since other")
 

@@ -12,7 +12,7 @@ from dlm.kernels.int8 import int8_weight
 from dlm.models import LM, ModelConfig, Transformer
 from dlm.models.int8 import Int8Linear, quantise
 from dlm.models.quantise import require
-from tests.models.test_adapters import refused
+from tests.refusals import refused
 
 
 def model(tied: bool = False, **changes) -> LM:
