@@ -137,7 +137,8 @@ class LatentModel(Trainable):
         if (denoiser := network.denoiser) is not None:
             levels = 2 + (1 if network.shape.block_length is None else -(-n // network.shape.block_length))
             streams, c = (1 if network.shape.block_length is None else 2), denoiser.config
-            turning = sum(_size(m.modulation) for m in (denoiser, *denoiser.layers)) + _size(denoiser.time)
+            turned = [part for name, part in denoiser.named_modules() if name.endswith("modulation") or name == "time"]
+            turning = sum(map(_size, turned))
             rest = _size(denoiser) - turning + 2 * streams * n * c.hidden_size * c.num_hidden_layers
             flow = rest * streams * n + turning * levels
         again = 7.0 if network.shape.self_conditioning else 6.0  # 6, and half of the rows' 2
