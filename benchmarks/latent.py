@@ -35,8 +35,8 @@ NETWORK = {
 NETWORK |= {"num_hidden_layers": 4, "max_position_embeddings": LENGTH, "tie_word_embeddings": True}
 AUTOENCODER = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
 DENOISER = {"hidden_size": 56, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 144}
-SHARE = 1 / 2
-"""Of a latent model's FLOPs that train its autoencoder."""
+CHANNELS, SHARE = 16, 1 / 2
+"""Numbers a latent of four bytes; of a latent model's FLOPs those that train its autoencoder."""
 DISCRETE: dict[str, dict[str, Any]] = {
     "ar": {"masking": "causal"},
     "judge": {"masking": "causal"},  # of another seed than any row: what samples are judged by
@@ -50,8 +50,9 @@ LATENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what differs in 
 ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "decoder noise 0": ({"noise": 0.0}, {}),
     "decoder noise 1": ({"noise": 1.0}, {}),
-    "2 tokens a latent": ({"tokens_per_latent": 2, "channels": 16}, {}),
-    "8 tokens a latent": ({"tokens_per_latent": 8, "channels": 64}, {}),
+    "32 channels": ({"channels": 32}, {}),
+    "2 tokens a latent": ({"tokens_per_latent": 2, "channels": 8}, {}),
+    "8 tokens a latent": ({"tokens_per_latent": 8, "channels": 32}, {}),
     "variational (KL)": ({"variational": True, "kl_weight": 1e-3}, {}),
     "aligned to ar": ({"align": "ar"}, {}),
     "path vp": ({}, {"path": "vp"}),
@@ -203,7 +204,7 @@ def flowing(name: str, seed: int, options: argparse.Namespace) -> "tuple[LM, flo
 
     coding, more = {**LATENT, **ABLATIONS}[name]
     folder = options.out / f"{(name if coding else 'latent').replace(' ', '-')}-{seed}"
-    first = {"stage": "autoencoder", "channels": 32, "autoencoder": AUTOENCODER, **coding}
+    first = {"stage": "autoencoder", "channels": CHANNELS, "autoencoder": AUTOENCODER, **coding}
     if "align" in first:
         first["align"] = str(options.out / f"ar-{seed}" / "model")
     spent = _trained(_stage(folder / "autoencoder", seed, options, first), SHARE * options.tflop)

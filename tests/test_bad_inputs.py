@@ -90,6 +90,7 @@ eval = { sequences = 0 }
 checkpoint = { every = 0 }
 log = { progress = false }
 """  # fmt: skip
+LATENT = SMALL.replace("model = {", "#") + "trainable = { kind = 'latent', own = { %s } }"
 CASES = [
     case("config", "a misspelt key", MY, 'my.toml: unknown key "sampler.tresh', '"sampler.threshold"', files=config("[sampler]\ntreshold = 0.5")),
     case("config", "a misspelt section", MY, 'unknown key "sampl"; did you mean "sampler"?', files=config("[sampl]\nsteps = 4")),
@@ -225,6 +226,13 @@ CASES = [
     case("training", "a checkpoint without a manifest", f"{TINY} --train.out run", "(step-00000004: no manifest.json)", "Restore one from a copy", files={**config(SMALL), "run/checkpoints/step-00000004/state.json": b"{}"}),
     case("training", "a manifest of something else", f"{TINY} --train.out run", "(step-00000004: manifest.json is not what was written)", files={**config(SMALL), "run/checkpoints/step-00000004/manifest.json": b'{"step": "four"}'}),
     case("training", "a checkpoint that misses a file", f"{TINY} --train.out run", "(step-00000004: state.json is missing)", files={**config(SMALL), "run/checkpoints/step-00000004/manifest.json": b'{"format": 2, "step": 4, "files": {"state.json": {"size": 2, "blake2b": "00"}}}'}),
+    case("training", "a latent model's setting misspelt", f"{TINY} --train.out run", '[trainable.own]: unknown key "chanels"; did you mean "channels"?', files=config(LATENT % "chanels = 8")),
+    case("training", "a flow without an autoencoder", f"{TINY} --train.out run", '[trainable.own] stage = "flow" goes on from an autoencoder', "set train.init_from", files=config(LATENT % "stage = 'flow'")),
+    case("training", "a setting of another kind of autoencoder", f"{TINY} --train.out run", 'latents = 8 is only read with kind = "perceiver"', files=config(LATENT % "latents = 8")),
+    case("training", "a setting of another stage", f"{TINY} --train.out run", 'tau = 0.5 is only read with stage = "adapter"', files=config(LATENT % "tau = 0.5")),
+    case("training", "a latent model from a Transformer", f"{TINY} --train.out run --train.init_from ./model", "train.init_from = './model' is a dlm network, which predicts tokens", files=config(LATENT % "stage = 'flow'")),
+    case("training", "a network's shape for a latent model", f"{TINY} --train.out run --trainable.kind latent", "[model] is not read with trainable.kind = 'latent': leave it out", files=config(SMALL)),
+    case("prompt", "a latent model's solver for another model", f"{LOAD} --sampler.solver heun", "solver = 'heun' is only read by latent models", "leave it out"),
     # hostile: names, checkpoints, templates and sizes (tests/hostile has 229 more)
     case("checkpoint", "a misspelt local folder", "dlm-infer --model.name runs/typo --prompt x", "runs/typo", "no such folder; did you mean runs/typed?", files={"runs/typed/notes.txt": ""}),
     case("checkpoint", "a name that is neither a folder nor on the hub", "dlm-infer --model.name some/thing --prompt x", "no such folder in", "as a hub id it cannot be downloaded"),

@@ -31,6 +31,7 @@ class FillKeywords(TypedDict, total=False):
     strategy: str
     max_active_blocks: int
     block_add: float
+    solver: Literal["euler", "heun", "sde", "adapter"] | None
     seed: int
     num_samples: int
     remasking: str
@@ -56,7 +57,7 @@ class KnownEngineKeywords(TypedDict, total=False):
     num_pages: int | None
     max_num_tokens: int
     max_num_requests: int
-    kernels: Literal["auto", "triton", "c", "torch"]
+    kernels: Literal["auto", "triton", "c", "torch", "c-widened", "c-dots", "c-tiles"]
     deterministic: bool
     cuda_graphs: bool
 

@@ -65,7 +65,7 @@ def bound(
 def best_start(
     network: LatentNetwork,
     ids: Int[Tensor, "b l"],
-    levels: tuple[float, ...] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3),
+    levels: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4),
     draws: int = 4,
 ) -> float:
     """The `t_min` of these levels under which text costs least; give it training text."""

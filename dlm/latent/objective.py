@@ -106,7 +106,8 @@ class LatentObjective(nn.Module):
         assert anchor is not None
         with torch.no_grad():
             mean, log_var = anchor.moments(batch.input_ids)
-        nats = kl(moments[0], *(0.0 if x is None else x for x in (moments[1], mean, log_var)))
+        own, was = (0.0 if x is None else x for x in (moments[1], log_var))
+        nats = kl(moments[0], own, mean, was)
         return nats.sum() / (batch.samples * nats.shape[1])
 
     # --- the flow -------------------------------------------------------------------------------------------------

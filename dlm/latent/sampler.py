@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -118,8 +119,8 @@ def sample(
         here, field.guess = z[:, :end], None
         for step in range(steps):
             t, lower = 1 - step / steps, 1 - (step + 1) / steps
-            fresh = start.noise(Purpose.PATH, first * steps + step)[:, :end] if solver == "sde" else None
-            moved = SOLVERS[solver](field, here, t, lower, path, lambda fresh=fresh: fresh)
+            fresh = partial(start.noise, Purpose.PATH, first * steps + step)
+            moved = SOLVERS[solver](field, here, t, lower, path, lambda end=end, fresh=fresh: fresh()[:, :end])
             here = torch.where(field.clean[:, :end, None], field.known[:, :end], moved)
             shown = here if step == steps - 1 else field.guess
             assert shown is not None

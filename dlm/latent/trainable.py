@@ -5,7 +5,7 @@ from typing import Self
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from dlm import config as toml
 from dlm.data.loader import BatchLoader
@@ -129,20 +129,23 @@ class LatentModel(Trainable):
 
     def flops_a_token(self) -> float:
         """6 a weight and row that it is applied to, and attention; half of the rows run once more to guess, forward alone."""
-        network, length = self.network, self.config.train.length
-        size = {name: sum(p.numel() for p in part.parameters()) for name, part in network.named_children()}
-        share, d = network.shape.latents_of(length) / length, network.config
-        head, own = network.embed.weight.numel(), self.own.stage
-        coding = (size["encoder"] + size["decoder"]) * (share if network.shape.kind == "chunk" else 1.0)
-        flow = 0.0
-        if network.denoiser is not None:
-            streams = 1 if network.shape.block_length is None else 2
-            attention = 2 * streams * network.shape.latents_of(length) * d.hidden_size * d.num_hidden_layers
-            flow = (size["denoiser"] * streams + attention) * share
+        network, own = self.network, self.own.stage
+        length = self.config.train.length
+        n = network.shape.latents_of(length)
+        encoding, decoding = (_a_text(part, length, n) for part in (network.encoder, network.decoder))
+        head, flow = network.embed.weight.numel() * length, 0.0
+        if (denoiser := network.denoiser) is not None:
+            levels = 2 + (1 if network.shape.block_length is None else -(-n // network.shape.block_length))
+            streams, c = (1 if network.shape.block_length is None else 2), denoiser.config
+            turned = [part for name, part in denoiser.named_modules() if name.endswith("modulation") or name == "time"]
+            turning = sum(map(_size, turned))
+            rest = _size(denoiser) - turning + 2 * streams * n * c.hidden_size * c.num_hidden_layers
+            flow = rest * streams * n + turning * levels
         again = 7.0 if network.shape.self_conditioning else 6.0  # 6, and half of the rows' 2
         if own == "flow":
-            return again * flow + 2 * size["encoder"] * (share if network.shape.kind == "chunk" else 1.0)
-        return 6 * (coding + head) + (again * flow if own == "joint" else 12 * flow if own == "adapter" else 0.0)
+            return (again * flow + 2 * encoding) / length
+        work = 6 * (encoding + decoding + head)
+        return (work + (again * flow if own == "joint" else 12 * flow if own == "adapter" else 0.0)) / length
 
     def nats(self, ids: Tensor, answer: Tensor, index: Tensor, draws: int, seed: int) -> Tensor:
         """Draws of the bound."""
@@ -189,6 +192,18 @@ def reconstruction(network: LatentNetwork, ids: Tensor) -> dict[str, float]:
         for s in LEVELS
     }
     return {**found, "std/least": std.min().item(), "std/most": std.max().item()}
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _a_text(part: nn.Module, tokens: int, latents: int) -> float:
+    """Weights of an encoder or a decoder times the rows they are applied to: of chunks, some are for every token."""
+    inner = getattr(part, "inner", None)
+    if inner is None:  # a perceiver reads the text and its own latents in every layer
+        return _size(part) * float(tokens + latents)
+    return _size(inner) * float(tokens) + (_size(part) - _size(inner)) * float(latents)
 
 
 def _copy(network: LatentNetwork) -> LatentNetwork:

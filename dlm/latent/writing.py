@@ -39,11 +39,16 @@ def write(
         groups[len(request.ids), request.gen_length, decoding.settings].append(number)
     recorders = [_recorder(lm, decoding, trace) for decoding in decodings]
     results: dict[int, Generation] = {}
-    for numbers in groups.values():
-        for at in range(0, len(numbers), batch_size):
-            chosen = numbers[at : at + batch_size]
-            rows = Rows(lm, [decodings[n] for n in chosen], [recorders[n] for n in chosen], on_step)
-            results.update(zip(chosen, rows.run(), strict=True))
+    try:
+        for numbers in groups.values():
+            for at in range(0, len(numbers), batch_size):
+                chosen = numbers[at : at + batch_size]
+                rows = Rows(lm, [decodings[n] for n in chosen], [recorders[n] for n in chosen], on_step)
+                results.update(zip(chosen, rows.run(), strict=True))
+    finally:
+        for recorder in recorders:
+            if recorder is not None:
+                recorder.drop()  # one that has finished was delivered
     return [results[number] for number in range(len(decodings))]
 
 

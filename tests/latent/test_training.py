@@ -210,3 +210,38 @@ def test_other_sections_and_models_are_refused(trained, tmp_path):
         lambda: Run(stage(folder, "no", OTHER, train__init_from=str(folder / "ae"), train__length="32")),
     )
     assert LatentModel.sections == ()
+
+
+@pytest.mark.parametrize("name", ["autoencoder", "flow", "joint", "adapter"])
+def test_the_shipped_stages_are_valid_and_follow_one_another(name):
+    from dlm import config as files
+    from dlm.latent.config import STAGES, LatentConfig
+    from dlm.training.config import TrainConfig
+
+    found = files.load(TrainConfig, [f"latent/{name}"])
+    own = files.check(LatentConfig, found.trainable.own, name)
+    assert own.stage == name and name in STAGES
+    assert found.train.init_from in (None, "runs/latent/autoencoder", "runs/latent/flow")
+
+
+def test_flops_count_each_weight_by_the_rows_that_meet_it():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for fields in ({}, {"block_length": 2}, {"self_conditioning": False}):
+        found = network(**fields)
+        own = settings(stage="flow", **fields)
+        model = LatentModel.__new__(LatentModel)
+        model.network, model.own = found, own
+        model.config = type("Config", (), {"train": type("Train", (), {"length": 36})})
+        tokens = ids(4, 36)
+        z, t = found.encode(tokens), torch.rand(4, 1 if not found.shape.block_length else 6)
+        with FlopCounterMode(display=False) as counter:
+            found.velocity(z, t, torch.zeros(4, 12, dtype=torch.bool), before=z if fields.get("block_length") else None)
+            rows = 24 if fields.get("block_length") else 12
+            attention = 4 * rows * rows * 16 * 2  # of a text in two layers: torch counts no fused one on a CPU
+            forward = counter.get_total_flops() / tokens.numel() + attention / 36
+        with FlopCounterMode(display=False) as counter:
+            found.encode(tokens)
+        times = 3.5 if found.shape.self_conditioning else 3.0
+        expected = times * forward + counter.get_total_flops() / tokens.numel()
+        assert model.flops_a_token() == pytest.approx(expected, rel=0.07), fields

@@ -29,7 +29,7 @@ def test_a_request_is_the_same_in_any_batch(way, fields):
     together = dlm.generate(lm, prompts, **settings)
     for size in (1, 2):
         assert dlm.generate(lm, prompts, batch_size=size, **settings) == [
-            dlm.Generation(**{**vars(result)}) for result in together
+            dlm.Generation(**vars(result)) for result in together
         ]
     count = settings.get("num_samples", 1)
     alone = dlm.generate(lm, [prompts[3]], **settings)
