@@ -35,6 +35,8 @@ def written(report: dict[str, Any], ablations: list[str], plot: Path | None) -> 
         "| samples of | steps | NFE | judge's bits a byte | entropy | distinct 4-grams | repetition | BrierLM | tokens a CPU second |",
     ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for run in cells.get("text", []):
+        lines += [f"| {kind} text | | | {_quality(run[kind])} | |" for kind in ("real", "shuffled")]
     for name, label in MAIN.items():
         for run in cells.get(name, [])[:1]:
             lines += [
