@@ -278,20 +278,21 @@ def sampled(lm: "LM", options: argparse.Namespace, steps: tuple[int, ...], **how
         if causal:
             given.pop("steps")
         prompt = [lm.eos_id] if causal else []
-        before = time.process_time()
+        before = time.perf_counter()
         texts = dlm.generate(lm, [prompt], gen_length=WRITTEN, num_samples=SAMPLES, seed=1, **given)
-        seconds = time.process_time() - before
+        seconds = time.perf_counter() - before
         size = sum(len(text.tokens) for text in texts)
-        row = {"steps": count, "nfe": texts[0].nfe, "tokens_a_cpu_second": size / seconds, "example": texts[0].text}
+        row = {"steps": count, "nfe": texts[0].nfe, "tokens_a_second": size / seconds, "example": texts[0].text}
         found.append({**row, **figures(judge, [text.tokens for text in texts], real)})
     return found
 
 
 def text(options: argparse.Namespace) -> dict[str, Any]:
     """What the judge makes of real text, and of the same with its bytes shuffled in each sample."""
-    import dlm
     import torch
     from latent_quality import figures
+
+    import dlm
 
     judge = dlm.load(options.out / "judge-99" / "model")
     rows = torch.cat([ids for ids, _ in _rows(options, "heldout", HELD).batches])
