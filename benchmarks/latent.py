@@ -61,8 +61,8 @@ ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "times adaptive": ({}, {"times": "adaptive"}),
     "joint": ({}, {"stage": "joint", "encoder_gradient": 0.01, "anchor_weight": 0.1}),
 }
-CELLS = ["reconstruction", *DISCRETE, *LATENT, "sudoku", "adapter", *ABLATIONS]
-ONCE = {"reconstruction", "judge", "sudoku", "adapter", *ABLATIONS}
+CELLS = ["reconstruction", *DISCRETE, "text", *LATENT, "sudoku", "adapter", *ABLATIONS]
+ONCE = {"reconstruction", "judge", "text", "sudoku", "adapter", *ABLATIONS}
 """Cells of one seed."""
 
 
@@ -125,6 +125,8 @@ def measured(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any
     torch.set_num_threads(1)
     if name == "reconstruction":
         return reconstruction(options)
+    if name == "text":
+        return text(options)
     if name == "sudoku":
         return sudoku(options)
     if name == "adapter":
@@ -276,13 +278,28 @@ def sampled(lm: "LM", options: argparse.Namespace, steps: tuple[int, ...], **how
         if causal:
             given.pop("steps")
         prompt = [lm.eos_id] if causal else []
-        before = time.process_time()
+        before = time.perf_counter()
         texts = dlm.generate(lm, [prompt], gen_length=WRITTEN, num_samples=SAMPLES, seed=1, **given)
-        seconds = time.process_time() - before
+        seconds = time.perf_counter() - before
         size = sum(len(text.tokens) for text in texts)
-        row = {"steps": count, "nfe": texts[0].nfe, "tokens_a_cpu_second": size / seconds, "example": texts[0].text}
+        row = {"steps": count, "nfe": texts[0].nfe, "tokens_a_second": size / seconds, "example": texts[0].text}
         found.append({**row, **figures(judge, [text.tokens for text in texts], real)})
     return found
+
+
+def text(options: argparse.Namespace) -> dict[str, Any]:
+    """What the judge makes of real text, and of the same with its bytes shuffled in each sample."""
+    import torch
+    from latent_quality import figures
+
+    import dlm
+
+    judge = dlm.load(options.out / "judge-99" / "model")
+    rows = torch.cat([ids for ids, _ in _rows(options, "heldout", HELD).batches])
+    ours, real = (part.tolist() for part in (rows[:SAMPLES, WRITTEN:], rows[:, :WRITTEN]))
+    generator = torch.Generator().manual_seed(0)
+    shuffled = [[row[i] for i in torch.randperm(len(row), generator=generator).tolist()] for row in ours]
+    return {"real": figures(judge, ours, real), "shuffled": figures(judge, shuffled, real)}
 
 
 def reconstruction(options: argparse.Namespace) -> dict[str, Any]:

@@ -32,19 +32,21 @@ def written(report: dict[str, Any], ablations: list[str], plot: Path | None) -> 
         ]
     lines += [
         "",
-        "| samples of | steps | NFE | judge's bits a byte | entropy | distinct 4-grams | repetition | BrierLM | tokens a CPU second |",
+        "| samples of | steps | NFE | judge's bits a byte | entropy | distinct 4-grams | repetition | BrierLM | tokens/s |",
     ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for run in cells.get("text", []):
+        lines += [f"| {kind} text | | | {_quality(run[kind])} | |" for kind in ("real", "shuffled")]
     for name, label in MAIN.items():
         for run in cells.get(name, [])[:1]:
             lines += [
-                f"| {label} | {row['steps']} | {row['nfe']} | {_quality(row)} | {row['tokens_a_cpu_second']:,.0f} |"
+                f"| {label} | {row['steps']} | {row['nfe']} | {_quality(row)} | {row['tokens_a_second']:,.0f} |"
                 for row in run["samples"]
             ]
     for run in cells.get("adapter", []):
         for kind in ("normal", "adapter"):
             lines.append(
-                f"| one step after VFM, {kind} noise | 1 | {run[kind]['nfe']} | {_quality(run[kind])} | {run[kind]['tokens_a_cpu_second']:,.0f} |"
+                f"| one step after VFM, {kind} noise | 1 | {run[kind]['nfe']} | {_quality(run[kind])} | {run[kind]['tokens_a_second']:,.0f} |"
             )
     if base := cells.get("latent", []):
         lines += [
