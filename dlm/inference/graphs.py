@@ -163,19 +163,16 @@ class Graphs:
         self._rope: object = None
 
     def run(
-        self, layout: Layout, arrays: Mapping[str, np.ndarray], output_rows: np.ndarray, rounds: Sequence[Round]
+        self, layout: Layout, ids: np.ndarray, output_rows: np.ndarray, rounds: Sequence[Round]
     ) -> list[np.ndarray] | Tensor | None:
-        """What the step's only round is decided by or, where there are more, hidden states; None where no bucket fits.
-
-        `arrays` are those of `Forward.arrays`.
-        """
+        """What the step's only round is decided by or, where there are more, hidden states; None where no bucket fits."""
         only = rounds[0] if len(rounds) == 1 and rounds[0].repeatable else None
         bucket = Bucket.of(layout, output_rows, only)
         if bucket is None:
             return None
         self._keep_rope(layout)
         recording = self._of(bucket, layout.device)
-        given = dict(arrays)
+        given = {"ids": ids, "rows": output_rows, **layout.arrays}
         if only is not None:
             given |= only.arrays | {"at": only.owner * bucket.columns + only.column}
         recording.fill(given)
