@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -47,21 +47,10 @@ class Round:
 
     def __init__(self, group: list[Question], wanted: np.ndarray) -> None:
         self.seqs = [question.sequence for question in group]
-        first = self.seqs[0]
-        settings, keep = first.decoding.settings, [seq for seq in self.seqs if seq.keep]
-        self.recipe = Recipe(
-            rule=first.decoding.rule,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            cfg_scale=settings.cfg_scale,
-            edit_threshold=settings.edit_threshold,
-            remask_threshold=settings.remask_threshold,
-            several=any(len(seq.canvas.open) > 1 for seq in self.seqs),
-            confident=bool(keep),
-            topk=max((seq.topk for seq in keep), default=0),
-        )
-        self.judged = first.strategy.judges(first)
+        keep = [seq for seq in self.seqs if seq.keep]
+        several = any(len(seq.canvas.open) > 1 for seq in self.seqs)
+        topk = max((seq.topk for seq in keep), default=0)
+        self.recipe, self.judged = _recipe(self.seqs[0].kind, several, bool(keep), topk)
         self.shape = len(group), max(len(seq.canvas.columns) for seq in self.seqs)
         self.parts = [question.asked for question in group]
         self.asked = self._grid(self.parts)
@@ -114,7 +103,8 @@ class Round:
         decisions = []
         for i, seq in enumerate(self.seqs):
             width = len(seq.canvas.columns)
-            decision = Decision(token[i, :width], commit[i, :width], *(flag[i, :width] for flag in second))
+            edited, remasked = (flag[i, :width] for flag in second) if second else (None, None)
+            decision = Decision(token[i, :width], commit[i, :width], edited, remasked)
             decision = seq.strategy.resolve(seq, decision)
             decisions.append(decision if seq.script is None else seq.script.decision(seq, decision))
         if self.recipe.confident:
@@ -203,16 +193,27 @@ class Round:
 
     def _boost(self, logits: Tensor, x: Mapping[str, Tensor], mask_id: int | None) -> Tensor:
         """Let the rule change the logits by what it remembers of each position of its block."""
-        blocks = [block for block, _ in self._blocks()]
-        for block in blocks:
+        asked, known = list(self._blocks()), []
+        counts = [len(place) for _, place in asked]
+        for block, _ in asked:
             if block.memory is None:
                 block.memory = logits.new_zeros(len(block.positions), logits.shape[-1], dtype=torch.float32)
-        places = x["places"].split([len(place) for _, place in self._blocks()])
-        memory = torch.cat([block.memory[place] for block, place in zip(blocks, places, strict=True)])
+            known.append(block.memory)
+        places = x["places"].split(counts)
+        memory = torch.cat([of_block[place] for of_block, place in zip(known, places, strict=True)])
         logits, memory = self.recipe.rule.boost(logits, memory, mask_id)
-        for block, place, part in zip(blocks, places, memory.split([len(place) for place in places]), strict=True):
-            block.memory[place] = part
+        for of_block, place, part in zip(known, places, memory.split(counts), strict=True):
+            of_block[place] = part
         return logits
+
+
+@lru_cache
+def _recipe(kind: tuple, several: bool, confident: bool, topk: int) -> tuple[Recipe, bool]:
+    """What requests of a kind (`Sequence.kind`) decide by, and whether their strategy judges."""
+    rule, temperature, top_k, top_p, cfg_scale, judged, edit_threshold, remask_threshold = kind
+    facts = {"several": several, "confident": confident, "topk": topk}
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg_scale": cfg_scale}
+    return Recipe(rule=rule, **drawn, edit_threshold=edit_threshold, remask_threshold=remask_threshold, **facts), judged
 
 
 def _places(parts: list[np.ndarray], wanted: np.ndarray) -> np.ndarray | None:

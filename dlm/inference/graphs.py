@@ -109,7 +109,6 @@ class Recording:
     """One bucket's static memory and, once recorded, its graph."""
 
     bucket: Bucket
-    blank: dict[str, np.ndarray]
     host: Tensor
     """Pinned bytes."""
     there: Tensor
@@ -118,6 +117,10 @@ class Recording:
     """Their parts."""
     memory: dict[str, np.ndarray]
     """The parts of the pinned bytes."""
+    bytes_: np.ndarray
+    """All of them."""
+    blank: np.ndarray
+    """What they are where there is only padding."""
     shapes: list[Tensor] = field(default_factory=list)
     """Results of the latest computation, one by one: their shapes and dtypes."""
     graph: tuple[Callable[[], None], Tensor] | None = None
@@ -130,17 +133,23 @@ class Recording:
         there = torch.empty(size, dtype=torch.uint8, device=device)
         bytes_ = host.numpy()
         memory = {n: bytes_[places[n] : places[n] + a.nbytes].view(a.dtype).reshape(a.shape) for n, a in blank.items()}
-        return cls(bucket, blank, host, there, views(there, blank), memory)
+        for name, values in blank.items():
+            memory[name][...] = values
+        return cls(bucket, host, there, views(there, blank), memory, bytes_, bytes_.copy())
 
     def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Put a step's arrays into the device's memory. The step before must have been read back."""
+        self.bytes_[:] = self.blank
         for name, memory in self.memory.items():
-            memory[...] = self.blank[name]
             given = arrays.get(name)
-            if given is not None:
-                memory[tuple(map(slice, given.shape))] = given
-        if "starts" in arrays:
-            self.memory["starts"][len(arrays["starts"]) :] = arrays["starts"][-1]
+            if given is None:
+                continue
+            if given.ndim == 1:
+                memory[: len(given)] = given
+            else:
+                memory[: given.shape[0], : given.shape[1]] = given
+        rows = arrays["starts"]
+        self.memory["starts"][len(rows) :] = rows[-1]
         self.there.copy_(self.host, non_blocking=True)
 
 
@@ -154,19 +163,16 @@ class Graphs:
         self._rope: object = None
 
     def run(
-        self, layout: Layout, arrays: Mapping[str, np.ndarray], output_rows: np.ndarray, rounds: Sequence[Round]
+        self, layout: Layout, ids: np.ndarray, output_rows: np.ndarray, rounds: Sequence[Round]
     ) -> list[np.ndarray] | Tensor | None:
-        """What the step's only round is decided by or, where there are more, hidden states; None where no bucket fits.
-
-        `arrays` are those of `Forward.arrays`.
-        """
+        """What the step's only round is decided by or, where there are more, hidden states; None where no bucket fits."""
         only = rounds[0] if len(rounds) == 1 and rounds[0].repeatable else None
         bucket = Bucket.of(layout, output_rows, only)
         if bucket is None:
             return None
         self._keep_rope(layout)
         recording = self._of(bucket, layout.device)
-        given = dict(arrays)
+        given = {"ids": ids, "rows": output_rows, **layout.arrays}
         if only is not None:
             given |= only.arrays | {"at": only.owner * bucket.columns + only.column}
         recording.fill(given)

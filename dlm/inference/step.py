@@ -72,7 +72,7 @@ class Stepper:
         groups = rounds(questions, output_rows)
         hidden = x = None
         if not tapped and self.compute.graphs is not None:
-            hidden = self.compute.graphs.run(forward.layout, forward.arrays(ids, output_rows), output_rows, groups)
+            hidden = self.compute.graphs.run(forward.layout, ids, output_rows, groups)
         if hidden is None:  # one copy up, and kernel after kernel
             x = self.compute.transfers.up(forward.arrays(ids, output_rows) | _arrays(groups))
             hidden = forward(x, tapped)

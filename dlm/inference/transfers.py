@@ -26,7 +26,8 @@ class Transfers:
     def up(self, arrays: Arrays, into: Tensor | None = None) -> dict[str, Tensor]:
         """The arrays as tensors on the device: parts of `into`, bytes that lie there, or of new memory."""
         if not self.remote:
-            return {name: torch.from_numpy(np.ascontiguousarray(x)).to(self.device) for name, x in arrays.items()}
+            tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in arrays.items()}
+            return tensors if self.device.type == "cpu" else {name: x.to(self.device) for name, x in tensors.items()}
         places, size = places_of(arrays)
         host = self.room(size)
         memory = host.numpy()

@@ -11,6 +11,7 @@ import dlm
 from dlm.diffusion.unmask import RULES
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import infillings
+from dlm.kernels.c import native
 from tests.refusals import refused
 
 from .fake_gpu import FakeGPU, fake_gpu
@@ -56,10 +57,14 @@ def checked(gpu: FakeGPU, name: str) -> None:
 
 
 def decoded(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], dlm.LM], run: Callable[[dlm.Engine], Any], **engine: Any
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], dlm.LM],
+    run: Callable[[dlm.Engine], Any],
+    twins: str = "reference",
+    **engine: Any,
 ) -> tuple[Any, FakeGPU]:
     lm = make()
-    with fake_gpu(monkeypatch, lm) as gpu:
+    with fake_gpu(monkeypatch, lm, twins) as gpu:
         return run(dlm.Engine(lm, num_pages=80, **engine)), gpu
 
 
@@ -235,3 +240,19 @@ def test_too_many_pages_for_what_is_left(monkeypatch):
         tiny_lm(),
         num_pages=9,
     )
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="there is no C compiler")
+@pytest.mark.parametrize("family", ["llada", "sdar"])
+def test_padding_changes_no_token_where_c_computes(family, monkeypatch):
+    make = partial(tiny_lm, **KINDS[family])
+    settings = {**SHORT, "temperature": 0.9}
+
+    def run(engine: dlm.Engine) -> Any:
+        names = [engine.add_request(prompt, confidence=True, **settings) for prompt in prompts(5)]
+        found = {event.request_id: event.result for event in engine.stream() if event.result is not None}
+        return [found[name].tokens for name in names], [found[name].nfe for name in names]
+
+    launched, _ = decoded(monkeypatch, make, run, "c", cuda_graphs=False, deterministic=True)
+    replayed, gpu = decoded(monkeypatch, make, run, "c", deterministic=True)
+    assert replayed == launched and any(step.replays for step in gpu.steps)

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from dlm.diffusion import rng
-from dlm.kernels import attention, dispatch, paths, pick, reference, rope
+from dlm.kernels import Spans, attention, dispatch, paths, pick, reference, rope
 from tests.inference.tiny import tiny_lm
 from tests.kernels import draw
 
@@ -57,6 +57,29 @@ def test_attention(seed):
     whole, split = (attention.paged_attention(*case.arguments, split=split) for split in (False, True))
     torch.testing.assert_close(whole, twin, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert torch.equal(whole, split), "one program a chunk, or all chunks in one: the same bits"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(CASES))
+def test_padding_changes_no_bit(seed):
+    """As recorded steps pad: spans without rows, rows of no span, wider tables, larger maxima."""
+    case = draw.attention(seed, longest=60, most_queries=6)
+    spans, plain = case.spans, attention.paged_attention(*case.arguments)
+    n, b, width = len(spans.positions), len(spans), spans.tables.shape[1]
+    more = torch.nn.functional.pad
+    padded = Spans(
+        starts=torch.cat((spans.starts, spans.starts[-1:].expand(3))),
+        positions=more(spans.positions, (0, 5)),
+        visible=more(spans.visible, (0, 3)),
+        tables=more(spans.tables, (0, 4, 0, 3)),
+        block_lengths=None if spans.block_lengths is None else more(spans.block_lengths, (0, 3)),
+        max_queries=2 * spans.max_queries + 1,
+        max_visible=(width + 4) * case.k_pages.shape[1],
+    )
+    q = torch.cat((case.q, torch.full((5, *case.q.shape[1:]), float("nan"))))
+    for split in (False, True):
+        found = attention.paged_attention(q, *case.arguments[1:3], padded, *case.arguments[4:], split=split)
+        assert torch.equal(found[:n], plain) and len(padded) == b + 3
 
 
 def test_attention_at_full_size():
