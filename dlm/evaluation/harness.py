@@ -189,7 +189,7 @@ class HarnessLM(TemplateLM):
 
     def _decoding(self, context: str, kwargs: dict[str, Any], number: int) -> tuple[Decoding, int, tuple[str, ...]]:
         """A request, the tokens it may have, and what ends it."""
-        asked = dict(normalize_gen_kwargs(kwargs))
+        asked: dict[str, Any] = dict(normalize_gen_kwargs(kwargs))
         most, until = int(asked["max_gen_toks"]), tuple(filter(None, asked["until"]))
         samples = (asked.get("temperature") or 0.0) > 0
         taken = {name: asked[name] for name in ("temperature", "top_k", "top_p") if samples and asked.get(name)}

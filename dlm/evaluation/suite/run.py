@@ -72,7 +72,7 @@ class Evaluation:
         self.sandbox = Sandbox(config.eval.workers, allow_unsandboxed=config.eval.allow_unsandboxed)
         self.store = None
         if config.output.traces:
-            from dlm.trace import TraceStore
+            from dlm.trace.store import TraceStore
 
             self.store = TraceStore(file.with_suffix(".traces.db"), overwrite=True)
 

@@ -153,7 +153,8 @@ class LmEval(Whole):
         model = HarnessLM(
             self.lm, draws=self.task.draws, batch_size=config.batch_size, **{"seed": config.seed, **settings}
         )
-        found: Any = lm_eval.simple_evaluate(
+        evaluate: Any = lm_eval.simple_evaluate
+        found = evaluate(
             model=model,
             tasks=list(self.task.tasks),
             task_manager=self._manager(TaskManager),
