@@ -22,7 +22,11 @@ settings.register_profile("dlm", deadline=None, derandomize=True, suppress_healt
 settings.load_profile("dlm")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "outside" not in config.option.markexpr:
+        for item in items:
+            if item.get_closest_marker("outside"):
+                item.add_marker(pytest.mark.skip(reason="runs under `bash scripts/test --outside`"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

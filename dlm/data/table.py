@@ -47,8 +47,9 @@ class TokenTable:
 
     def document(self, where: slice | NDArray[np.int64]) -> Document:
         """The tokens at these indices, with their prompt mask and order."""
-        beside = (None if values is None else np.asarray(values[where]) for values in (self.prompt, self.order))
-        return Document(np.asarray(self.ids[where]).astype(np.int32), *beside)
+        prompt, order = (None if values is None else np.asarray(values[where]) for values in (self.prompt, self.order))
+        beside: dict[str, Any] = {"prompt": prompt, "order": order}
+        return Document(np.asarray(self.ids[where]).astype(np.int32), **beside)
 
     def save(self, folder: Path) -> None:
         """Write the arrays as .npy files into a folder that appears whole."""

@@ -110,8 +110,8 @@ class _Checker:
         if importlib.util.find_spec("math_verify") is None:
             raise UserError("answers in LaTeX are compared by math-verify: pip install 'dlm[eval]'")
         command = [sys.executable, "-P", "-c", "from dlm.evaluation.algebra import serve; serve()"]
-        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(command, start_new_session=True, **streams)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, start_new_session=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
 
     def _reply(self, line: str) -> str:
         assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None

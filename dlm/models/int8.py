@@ -1,5 +1,7 @@
 """Linear layers whose weights are int8 in groups: what the kernels in C multiply on a CPU, and torch elsewhere."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -56,7 +58,9 @@ def replace(network: Transformer) -> dict[str, Int8Linear]:
 
 def quantise(network: Transformer) -> None:
     """Round the layers' matrices and the head, in place; a head that is the embeddings is kept beside them."""
-    weights = {f"{name}.weight": module.weight for name, module in network.named_modules() if rounds(module)}
+    weights: dict[str, Any] = {
+        f"{name}.weight": module.weight for name, module in network.named_modules() if rounds(module)
+    }
     for name, module in replace(network).items():
         module.take(weights.pop(name))
     round_tied_head(network)

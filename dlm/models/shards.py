@@ -108,7 +108,7 @@ class _OnHost:
             raw.seek(self.first + facts["data_offsets"][0])
             for start in range(0, shape[0], count):
                 piece = torch.empty(min(count, shape[0] - start), *shape[1:], dtype=dtype)
-                place = memoryview(piece.view(-1).view(torch.uint8).numpy())
+                place = piece.view(-1).view(torch.uint8).numpy().data
                 while len(place):
                     if not (done := raw.readinto(place)):
                         raise OSError(f"it ends within {name!r}")

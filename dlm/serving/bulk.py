@@ -202,8 +202,9 @@ def _submitted(
     if not isinstance(own, Mapping):
         raise UserError(f"sampler = {str(own)[:60]}: must be an object of settings")
     holed = isinstance(prompt, str) and any(piece.hole for piece in parse_holes(prompt))
-    settings = {name: value for name, value in shared.items() if not (holed and name in _ENDS)} | dict(own)
-    return engine.add_request(prompt, infill=holed, **{**settings, "seed": seed_of(config, row)})
+    settings: dict[str, Any] = {name: value for name, value in shared.items() if not (holed and name in _ENDS)}
+    settings |= {**own, "seed": seed_of(config, row)}
+    return engine.add_request(prompt, infill=holed, **settings)
 
 
 _ENDS = ("gen_length", "max_gen_length", "stop")

@@ -34,7 +34,9 @@ def prompt_tokens(lm: LM, ids: Sequence[int], top: int) -> list[Token]:
     rows = torch.ones_like(batch, dtype=torch.bool)
     rows[:, 0] = False
     with torch.inference_mode():
-        logits = own_softmax(lm.network, lm.predict(batch, rows))  # of the token at each row, from those before it
+        network = lm.network
+        states = network.attention.states(network.hidden(batch), network.config.shifted_logits)[rows]
+        logits = own_softmax(network, network.head(states))  # of the token at each row, from those before it
         log_p = logits.float().log_softmax(-1)
         best = log_p.topk(min(max(top, 1), log_p.shape[-1]), dim=-1)
     for row, token in enumerate(ids[1:]):

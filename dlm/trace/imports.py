@@ -71,8 +71,8 @@ def _from_row(row: dict[str, Any]) -> Trace:
     first_step = np.where(absent, np.int32(NEVER), np.where(given, np.int32(GIVEN), first_step))
     later = Later(**{name: _ints([event[name] for event in row["later"]]) for name in EVENT})
     k = row["topk"]
-    same = {name: row[name] for name in ("request_id", "mask_id", "num_steps", "digests")}
-    facts = {name: Facts(row[name].encode("utf-8", "surrogatepass")) for name in ("own", "context")}
+    same: dict[str, Any] = {name: row[name] for name in ("request_id", "mask_id", "num_steps", "digests")}
+    facts: dict[str, Any] = {name: Facts(row[name].encode("utf-8", "surrogatepass")) for name in ("own", "context")}
     return Trace(
         first_step=first_step,
         first_token=first_token,

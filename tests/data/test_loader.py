@@ -110,10 +110,11 @@ def test_errors_of_the_thread_reach_the_caller():
 
 
 HANGS = """
-import sys, threading
+import signal, sys, threading
 import numpy
 from dlm.data.loader import BatchLoader
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it
 hanging = threading.Event()
 
 class Stream:

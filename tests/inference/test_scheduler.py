@@ -43,12 +43,13 @@ def test_a_long_prompt_is_cut_between_blocks_of_attention():
 
 def test_the_latest_arrival_is_parked_and_never_one_of_this_forward():
     batch, (first, second, third) = batch_of([8, 8, 8], num_pages=12)
-    assert numbers(batch.scheduler.schedule()) == [0, 1, 2]
+    scheduled = batch.scheduler.schedule()
+    assert numbers(scheduled) == [0, 1, 2]
     taken = batch.pool.allocate(batch.pool.free)
-    assert batch.scheduler._provide(first, 16, busy=set()) and third.parked is not None
+    assert batch.scheduler._provide(first, 16, scheduled=[]) and third.parked is not None
     assert batch.scheduler.running == [first, second]
     batch.pool.allocate(batch.pool.free)
-    assert not batch.scheduler._provide(first, 20, busy={1})  # rather itself than one that is to run now
+    assert not batch.scheduler._provide(first, 20, scheduled=scheduled[1:2])  # rather itself than one that is to run now
     assert first.parked is not None and second.parked is None
     batch.pool.release(taken)
 
@@ -57,7 +58,7 @@ def test_an_earlier_arrival_is_not_parked_for_a_later_one():
     batch, (first, second) = batch_of([8, 8], num_pages=8)
     batch.scheduler.schedule()
     batch.pool.allocate(batch.pool.free)
-    assert not batch.scheduler._provide(second, 16, busy=set())
+    assert not batch.scheduler._provide(second, 16, scheduled=[])
     assert second.parked is not None and first.parked is None
 
 
