@@ -49,7 +49,7 @@ def test_the_latest_arrival_is_parked_and_never_one_of_this_forward():
     assert batch.scheduler._provide(first, 16, scheduled=[]) and third.parked is not None
     assert batch.scheduler.running == [first, second]
     batch.pool.allocate(batch.pool.free)
-    assert not batch.scheduler._provide(first, 20, scheduled=scheduled[1:2])  # rather itself than one that is to run now
+    assert not batch.scheduler._provide(first, 20, scheduled=scheduled[1:2])
     assert first.parked is not None and second.parked is None
     batch.pool.release(taken)
 
