@@ -51,7 +51,7 @@ def test_rounded_while_it_is_read(tmp_path, tied, dtype, monkeypatch):
     assert len(layers) == 15 and isinstance(found.network.lm_head, Int8Linear)
 
 
-@pytest.mark.skipif(native.library()[0] is None, reason=native.library()[1])
+@pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_c_computes_what_torch_does(dtype, monkeypatch):
     lm = model()
