@@ -124,6 +124,8 @@ class Recording:
     shapes: list[Tensor] = field(default_factory=list)
     """Results of the latest computation, one by one: their shapes and dtypes."""
     graph: tuple[Callable[[], None], Tensor] | None = None
+    sent: torch.cuda.Event | None = None
+    """The device has read the pinned bytes."""
 
     @classmethod
     def of(cls, bucket: Bucket, device: torch.device) -> "Recording":
@@ -138,7 +140,10 @@ class Recording:
         return cls(bucket, host, there, views(there, blank), memory, bytes_, bytes_.copy())
 
     def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put a step's arrays into the device's memory. The step before must have been read back."""
+        """Put a step's arrays into the device's memory, once it has read those of the step before."""
+        if self.sent is None:
+            self.sent = torch.cuda.Event()
+        self.sent.synchronize()
         self.bytes_[:] = self.blank
         for name, memory in self.memory.items():
             given = arrays.get(name)
@@ -151,6 +156,7 @@ class Recording:
         rows = arrays["starts"]
         self.memory["starts"][len(rows) :] = rows[-1]
         self.there.copy_(self.host, non_blocking=True)
+        self.sent.record()
 
 
 class Graphs:

@@ -72,6 +72,8 @@ class FakeGPU(TorchFunctionMode):
         self.now = Counts()
         self.steps: list[Counts] = []
         self.pinned: dict[int, Tensor] = {}
+        self.under_way: set[int] = set()
+        """Pinned memory that a copy may still read."""
         self.tape: list[tuple] | None = None
         self.tapes: list[list[tuple]] = []
 
@@ -121,14 +123,19 @@ class FakeGPU(TorchFunctionMode):
     def upload(self, x: Tensor, non_blocking: bool) -> None:
         assert self.tape is None, "an upload while recording"
         self.now.uploads += 1
-        if not non_blocking or x.untyped_storage().data_ptr() not in self.pinned:
+        place = x.untyped_storage().data_ptr()
+        if not non_blocking or place not in self.pinned:
             self.wait("blocking upload")
+            return
+        assert place not in self.under_way, "pinned memory is written and sent again before the device has read it"
+        self.under_way.add(place)
 
     def wait(self, what: str = "read") -> None:
         assert self.tape is None, f"a {what} while recording"
         frames = [f for f in traceback.extract_stack() if "/dlm/" in f.filename and "/tests/" not in f.filename]
         at = f"{frames[-1].filename.split('/dlm/')[-1]}:{frames[-1].lineno} {frames[-1].line}" if frames else "outside"
         self.now.waits.append(f"{what} at {at}")
+        self.under_way.clear()
 
     # ---- what the device does
 
@@ -218,8 +225,15 @@ class FakeGPU(TorchFunctionMode):
 
 
 class Event:
+    """Waiting for it costs nothing where the device is ahead, so it is not counted."""
+
+    def __init__(self, gpu: FakeGPU) -> None:
+        self.gpu = gpu
+
     def record(self) -> None: ...
-    def synchronize(self) -> None: ...
+
+    def synchronize(self) -> None:
+        self.gpu.under_way.clear()
 
 
 @contextmanager
@@ -259,7 +273,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, lm: LM, kernels: str = "reference"
         patch.setattr(compute, "pack", lambda network: None)
         patch.setattr(engine, "pack", lambda network: None)
         patch.setattr(compute, "cuda_graphs", gpu.captures)
-        patch.setattr(torch.cuda, "Event", Event)
+        patch.setattr(torch.cuda, "Event", lambda: Event(gpu))
         patch.setattr(memory, "whole_memory", lambda device: 2**40)
         with gpu:
             yield gpu

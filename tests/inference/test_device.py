@@ -41,8 +41,6 @@ BUDGETS: dict[str, tuple[int, int, int]] = {
     "": (1, 1, 0),
     "credit": (1, 2, 50),  # what it remembers lies with the request, so it is decided launch by launch
     "mixed": (1, 2, 120),  # so are groups of several settings
-    "reject": (2, 9, 400),
-    "dflash": (2, 9, 400),
 }
 """The most that a step may do once its bucket is recorded; a name that is not here is held to the first line."""
 
@@ -111,6 +109,14 @@ def test_families(family, monkeypatch):
 
     gpu = thrice(monkeypatch, make, run, family)
     assert any(step.replays for step in gpu.steps)
+
+
+def test_steps_that_decide_nothing_do_not_write_what_is_being_sent(monkeypatch):
+    def run(engine: dlm.Engine) -> Any:
+        return tokens(engine.generate([[*range(1, 50)]], **SHORT))
+
+    gpu = thrice(monkeypatch, partial(tiny_lm, **FAMILIES["sdar"]), run, "", max_num_tokens=16)
+    assert sum(not step.waits for step in gpu.steps) >= 2  # the prompt, in pieces
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
