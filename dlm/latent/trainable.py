@@ -17,7 +17,6 @@ from dlm.latent.likelihood import bound
 from dlm.latent.lm import LatentLM
 from dlm.latent.network import LatentNetwork, config_of
 from dlm.latent.objective import LatentObjective
-from dlm.models.lm import LM
 from dlm.models.loading import load
 from dlm.models.transformer import Transformer
 from dlm.training.config import TrainConfig
@@ -241,10 +240,3 @@ def _continued(own: LatentConfig, saved: Shape, name: str) -> LatentConfig:
     if merged.kl_weight > 0 and not merged.variational:
         raise UserError(f"{WHERE} kl_weight = {merged.kl_weight}, but train.init_from = {name!r} is not variational")
     return merged
-
-
-def require_latent(lm: LM, where: str) -> LatentLM:
-    """The model, or an error that says how to get one."""
-    if not isinstance(lm, LatentLM):
-        raise UserError(f"{where}: model {getattr(lm, 'name', lm)!r} is no latent model: train one with configs/latent")
-    return lm
