@@ -20,7 +20,6 @@ from dlm.latent.objective import LatentObjective
 from dlm.models.loading import load
 from dlm.models.transformer import Transformer
 from dlm.training.config import TrainConfig
-from dlm.training.processes import SPREAD
 from dlm.training.profile import Ranges
 from dlm.training.start import tokenizer_of
 from dlm.training.trainable import Matrices, Trainable
@@ -37,6 +36,7 @@ class LatentModel(Trainable):
     """trainable.kind = "latent"."""
 
     network: LatentNetwork
+    layerwise = False
 
     def __init__(self, lm: LatentLM, own: LatentConfig, config: TrainConfig) -> None:
         self.network, self.tokenizer, self.own, self.config, self._lm = lm.network, lm.tokenizer, own, config, lm
@@ -49,8 +49,6 @@ class LatentModel(Trainable):
     @classmethod
     def start(cls, config: TrainConfig, a: Accelerator) -> Self:
         """New in the first stage, and else what train.init_from holds with what the stage adds to it."""
-        if a.distributed_type in SPREAD:
-            raise UserError("trainable.kind = latent: use --launch ddp: its parts are used outside of one forward")
         own, t = toml.check(LatentConfig, config.trainable.own, WHERE), config.train
         if t.init_from is None and own.stage != "autoencoder":
             raise UserError(
