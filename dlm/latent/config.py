@@ -117,7 +117,13 @@ class Shape(Part):
         le=4096,
         description="latents denoised together, block after block (Cola); none: all at once",
     )
-    t_min: float = Field(default=0.1, gt=0, lt=0.5, description="noise at which the likelihood bound asks the decoder")
+    t_min: float | None = Field(
+        default=None,
+        gt=0,
+        lt=0.5,
+        description="noise at which the likelihood bound asks the decoder; none: at which training text costs least, found "
+        "when the model is written",
+    )
     autoencoder: AutoencoderConfig = Field(default=AutoencoderConfig(), description="encoder and decoder")
     denoiser: DenoiserConfig = Field(default=DenoiserConfig(), description="the flow's network")
     stage: Literal["autoencoder", "flow", "joint", "adapter"] = Field(

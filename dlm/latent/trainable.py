@@ -13,7 +13,7 @@ from dlm.data.source import build_stream
 from dlm.errors import UserError
 from dlm.inference.generation import generate
 from dlm.latent.config import LatentConfig, Shape
-from dlm.latent.likelihood import bound
+from dlm.latent.likelihood import best_start, bound
 from dlm.latent.lm import LatentLM
 from dlm.latent.network import LatentNetwork, config_of
 from dlm.latent.objective import LatentObjective
@@ -28,6 +28,8 @@ from dlm.training.validate import HeldOut
 WHERE = "[trainable.own]"
 STATISTICS_ROWS = 256
 """Training sequences that the latents' mean and std are taken of."""
+BOUND_ROWS = 32
+"""Those that decide t_min."""
 AUTOENCODER = ("kind", "tokens_per_latent", "latents", "channels", "variational", "autoencoder")
 """Settings that a checkpoint's autoencoder decides; the rest of the shape is decided by its flow, if it has one."""
 
@@ -100,17 +102,15 @@ class LatentModel(Trainable):
     @torch.no_grad()
     def measure_statistics(self) -> None:
         """Store the mean and std of each channel over training text, to which the flow's latents are brought."""
-        t = self.config.train
-        stream = build_stream(self.config.data, self.tokenizer, t.length, "train", t.seed)
-        found, rows = [], 0
-        for batch in BatchLoader(stream, min(t.batch_size, 32)):
-            found.append(self.network.moments(batch["input_ids"])[0].flatten(0, 1))
-            rows += len(batch["input_ids"])
-            if rows >= STATISTICS_ROWS:
-                break
-        z = torch.cat(found).double()
+        rows = self._training_rows(STATISTICS_ROWS).split(32)
+        z = torch.cat([self.network.moments(ids)[0].flatten(0, 1) for ids in rows]).double()
         self.network.mean.copy_(z.mean(0))
         self.network.std.copy_(z.std(0).clamp(min=1e-3))
+
+    def _training_rows(self, count: int) -> Tensor:
+        t = self.config.train
+        stream = build_stream(self.config.data, self.tokenizer, t.length, "train", t.seed)
+        return next(BatchLoader(stream, count, keep_partial=True))["input_ids"]
 
     def objective(self, ranges: Ranges) -> LatentObjective:
         """The parts of the stage's loss."""
@@ -171,6 +171,9 @@ class LatentModel(Trainable):
 
     def save(self, config: TrainConfig) -> None:
         """A folder that `dlm.load` reads."""
+        if self.likelihood and self.own.t_min is None:
+            level = best_start(self.network, self._training_rows(BOUND_ROWS))
+            self.network.shape = self.network.shape.model_copy(update={"t_min": level})
         self.lm.save(Path(config.train.out), dtype=config.train.save_dtype, overwrite=True)
 
 
