@@ -8,7 +8,8 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.evaluation import run_program
-from dlm.evaluation.sandbox import Limits, Sandbox, Zygote
+from dlm.evaluation.sandbox import Sandbox
+from dlm.evaluation.worker import Limits, Zygote
 
 LONG = 120.0
 """Seconds for programs that end by themselves: on a busy machine none of them may run out of time."""

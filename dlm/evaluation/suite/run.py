@@ -17,9 +17,11 @@ from dlm.atomic import write_text
 from dlm.errors import UserError
 from dlm.evaluation.sandbox import Sandbox
 from dlm.evaluation.suite.compare import paired
-from dlm.evaluation.suite.config import DecodingSection, EvalConfig, TaskSection
+from dlm.evaluation.suite.config import EvalConfig
 from dlm.evaluation.suite.decoded import Decoded, Recording
+from dlm.evaluation.suite.decoding_section import DecodingSection
 from dlm.evaluation.suite.records import Records, plain
+from dlm.evaluation.suite.task_section import TaskSection
 from dlm.evaluation.suite.trial import Record, Setting, Trial, Whole
 from dlm.evaluation.suite.trials import TRIALS
 
@@ -182,7 +184,9 @@ def facts_of(lm: "LM") -> dict[str, Any]:
     tokenizer = (
         None if lm.tokenizer is None else blake2b(lm.tokenizer.backend.to_str().encode(), digest_size=16).hexdigest()
     )
+    advice = lm.generation.get("dlm")
     return {
+        **({"recommended": advice} if advice else {}),
         "family": lm.config.model_type,
         "weights": weights_digest(lm.network),
         "tokenizer": tokenizer,

@@ -7,7 +7,6 @@ import pytest
 
 from dlm.evaluation.suite.again import differences
 from dlm.evaluation.suite.compare import aup, front, mcnemar, paired
-from dlm.evaluation.suite.whole import entropy
 
 
 def test_mcnemar_is_the_share_of_coins_that_split_as_unevenly():
@@ -46,11 +45,6 @@ def test_aup_by_hand():
     weight = np.exp(-3 * (1 - 78 / 80))
     assert aup([(2.0, 0.78), (1.0, 0.8)]) == pytest.approx(80 + (80 + 78 * weight) / 2)
     assert aup([(1.0, 0.8), (9.0, 0.7)]) == pytest.approx(80)  # too bad to count
-
-
-def test_entropy_of_tokens():
-    assert entropy([]) == entropy([7, 7, 7]) == 0
-    assert entropy([1, 2, 3, 4]) == pytest.approx(np.log(4))
 
 
 def test_differences_name_the_place():
