@@ -86,7 +86,8 @@ def both(model: str, data: dict[str, list[dict[str, Any]]]) -> tuple[Any, list[A
 def compared(name: str, ours: Any, found: list[Any]) -> dict[str, Any]:
     """Metrics of both, and how far the answers to each document differ."""
     ends = [one["results"][f"local_{name}"] for one in found]
-    pairs = list(zip(*(one["samples"][f"local_{name}"] for one in found), strict=True))
+    samples = [{row["doc_id"]: row for row in one["samples"][f"local_{name}"]}.values() for one in found]
+    pairs = list(zip(*samples, strict=True))  # a filter of GSM8K's has samples of its own, with the same texts
     row: dict[str, Any] = {"items": len(pairs)}
     row |= {key: [end[key] for end in ends] for key, value in ends[0].items() if isinstance(value, float)}
     if name != "gsm8k":
@@ -134,13 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     words.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
     options = words.parse_args(argv)
     ours, found = both(options.model, data_of(options))
-    sizes = {"choices": options.choices, "written": options.written}
-    report: dict[str, Any] = {
-        "machine": machine(),
-        "model": Path(options.model).name,
-        "weights": ours.fingerprint,
-        **sizes,
-    }
+    report: dict[str, Any] = {"machine": machine(), "model": Path(options.model).name, "weights": ours.fingerprint}
     for name in TASKS:
         report[name] = compared(name, ours, found)
         print(f"{name}: {json.dumps(report[name], ensure_ascii=False)}", flush=True)

@@ -68,6 +68,11 @@ class Sandbox:
             if zygote is None:
                 zygote = self._start()
             yield zygote
+        except BaseException:  # an interrupt, say: its answer must not go to the next program
+            if zygote is not None:
+                zygote.close()
+                zygote = None
+            raise
         finally:
             self._idle.put(zygote)
 

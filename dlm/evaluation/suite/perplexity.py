@@ -84,17 +84,20 @@ class Perplexity(Decoded):
         ]
 
     def value(self, record: Record) -> float:
-        return -record["nats"] / math.log(2) / max(1, record["bytes"])
+        return -record["nats"] / math.log(2)
+
+    def size(self, record: Record) -> float:
+        return float(record["bytes"])
 
     def summary(self, records: Sequence[Record]) -> dict[str, Any]:
         names = ("nats", "judged_tokens", "bytes", "real_nats", "real_bytes")
         nats, tokens, size, real_nats, real_size = (sum(record[name] for record in records) for name in names)
-        values = [self.value(record) for record in records]
-        mean = sum(values) / len(values)
-        error = (sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1) / len(values)) ** 0.5
+        count, bits = len(records), nats / math.log(2) / max(1, size)
+        off = [record["nats"] / math.log(2) - bits * record["bytes"] for record in records]  # of a ratio of two sums
+        error = (sum(value**2 for value in off) * count / max(1, count - 1)) ** 0.5 / max(1, size)
         return {
-            "bits_per_byte": nats / math.log(2) / max(1, size),
-            "bits_error": error if len(values) > 1 else None,
+            "bits_per_byte": bits,
+            "bits_error": error if count > 1 else None,
             "perplexity": math.exp(nats / max(1, tokens)),
             "entropy": sum(record["entropy"] for record in records) / len(records),
             "loops": Rate.of(record["loops"] for record in records).to_dict(),

@@ -77,6 +77,10 @@ class Trial(ABC):
         """How good one answer was: what runs are compared by."""
         return float(record[self.measure])
 
+    def size(self, record: Record) -> float:
+        """What values are summed over: a run's figure is the sum of its values over the sum of its sizes."""
+        return 1.0
+
 
 class Whole(Trial):
     """A task that is measured in one piece."""

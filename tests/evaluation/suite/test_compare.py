@@ -28,6 +28,11 @@ def test_paired_differences():
     )
     assert found["p"] == pytest.approx(2 * 0.5**25)
     assert paired(ours, ours)["p"] == 1.0 and "p" not in paired([0.5, 1.0], [0.2, 1.0])
+    draw = np.random.default_rng(0)
+    bits, size, rival = draw.normal(9, 3, 40), draw.integers(5, 40, 40), draw.integers(5, 40, 40)
+    found = paired(list(bits), list(bits), sizes=(list(size), list(rival)))
+    assert found["difference"] == pytest.approx(bits.sum() / size.sum() - bits.sum() / rival.sum()) and "p" not in found
+    assert found["low"] < found["difference"] < found["high"]
     assert paired([1.0], [0.0]) == {"difference": 1.0, "items": 1, "better": 1, "worse": 0, "p": 1.0}
 
 

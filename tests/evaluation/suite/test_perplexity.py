@@ -79,6 +79,10 @@ def test_figures_are_those_of_the_parts(tmp_path, monkeypatch):
         expected = sum(c.nats for c in costs) / math.log(2) / sum(c.bytes for c in costs)
         assert run["metrics"][which] == pytest.approx(expected)
     assert run["metrics"]["loops"]["total"] == 5
+    nats, size = (np.array([record[name] for record, *_ in shown]) for name in ("nats", "bytes"))
+    again = np.random.default_rng(0).integers(0, 5, (20000, 5))  # the error by bootstrap, which divides by n
+    spread = (nats[again].sum(1) / np.log(2) / size[again].sum(1)).std() * (5 / 4) ** 0.5
+    assert run["metrics"]["bits_error"] == pytest.approx(spread, rel=0.15)
     models["judge"] = judges[1]
     (other,) = evaluate_all(config).values["runs"]  # another judge under the same name is asked anew
     assert other["metrics"]["bits_per_byte"] != run["metrics"]["bits_per_byte"]
