@@ -3,8 +3,8 @@
     python benchmarks/estimators.py                                   # ours, on `pico` and held-out Python
     python benchmarks/estimators.py --llada LLaDA/eval_llada.py --dream Dream/eval/eval.py     # the published ones beside it
 
-The model runs once on every set of masked tokens of a span, which gives the exact bound; each estimator then draws among
-these results in place of running the model. The published code is read from your copies and run as it stands.
+The model is run once for each set of tokens that can be masked in a span. That gives the exact bound, and a table from which
+each estimator then takes what the model would have answered. The published code is read from your copies and run as it stands.
 """
 
 import argparse
@@ -19,10 +19,9 @@ import torch
 from torch.nn import functional
 
 import dlm
-from dlm.evaluation.about import STDLIB
 from dlm.evaluation.draws import Span, plan_of
 from dlm.evaluation.likelihood import masked_costs
-from dlm.evaluation.lines import heldout_lines
+from dlm.evaluation.lines import STDLIB, heldout_lines
 from dlm.evaluation.table import markdown
 
 CASES = ((4, 8), (6, 8), (6, 16), (6, 32), (8, 8), (8, 16), (8, 32))

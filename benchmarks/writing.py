@@ -1,23 +1,19 @@
-"""What a model writes, under several settings: continuations of held-out files, and small functions with a line missing.
+"""Small functions with a line missing, filled in with 6, 10 and 14 masks: how many parse.
 
-    python benchmarks/writing.py pico --judge pico-causal                   # tables, and benchmarks/results/writing-*.json
-    python benchmarks/writing.py pico --only functions                      # parse rate at 6, 10 and 14 masks
-    python benchmarks/writing.py runs/mine --judge runs/causal --temperature 0.8 1.0 --rule random --block 4 8
+    python benchmarks/writing.py pico                                     # a table, and benchmarks/results/writing-pico.json
+    python benchmarks/writing.py runs/mine --rule random margin --show 3
 
-The best settings belong into the model's generation_config.json under "dlm" (see dlm/inference/recommended.py), which
-`dlm.generate` and `dlm.infill` then take as defaults; the first row of each table is what that file says now.
+The first row is what the model's generation_config.json recommends under "dlm" (see dlm/inference/recommended.py). How a
+model continues texts is measured by `dlm-eval --config eval/writing --model NAME`.
 """
 
 import argparse
 import ast
-import json
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlm.evaluation.about import STDLIB
-from dlm.evaluation.card import machine
-from dlm.evaluation.continuations import HEADINGS, evaluate_continuations, heldout_prompts, references
+from measuring import RESULTS, machine, parser, write
+
 from dlm.evaluation.lines import parses
 from dlm.evaluation.rate import Rate
 from dlm.evaluation.table import markdown
@@ -80,66 +76,20 @@ def chunks(items, size):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
+    words = parser(__doc__)
+    add = words.add_argument
     add("model", help="a bundled name or a folder")
-    add("--judge", default="pico-causal", help="the causal model whose perplexity is taken (pico-causal)")
-    add("--only", choices=("continuations", "functions"), help="one of the two (default: both)")
-    add("--prompts", type=int, default=100, help="held-out prompts (100)")
-    add("--tokens", type=int, default=64, help="tokens of a continuation (64)")
-    add("--temperature", type=float, nargs="*", default=[0.0, 0.7, 0.85, 1.0])
-    add("--rule", nargs="*", default=["low_confidence", "random"], help="decode rules; a causal model has none")
-    add("--block", type=int, nargs="*", default=[], help="block lengths, of bidirectional models")
-    add("--top-p", type=float, nargs="*", default=[], help="also draws from the smallest set with this probability")
-    add("--seed", type=int, default=0)
-    add("--show", type=int, default=0, help="print so many continuations of each row")
-    add("--output", type=Path, default=Path(__file__).parent / "results")
-    options = parser.parse_args()
+    add("--rule", nargs="*", default=["low_confidence", "random"], help="decode rules, at temperature 0")
+    add("--show", type=int, default=0, help="print so many functions of each row")
+    add("--output", type=Path, default=RESULTS)
+    options = words.parse_args()
 
     import dlm
 
     lm = dlm.load(options.model, dtype="float32", device="cpu")
-    lm.name = Path(options.model).name
-    report: dict[str, Any] = {"model": lm.name, "machine": machine(), "prompts": options.prompts, "seed": options.seed}
-    if options.only != "functions":
-        report["continuations"] = continuations(lm, options)
-    if options.only != "continuations" and lm.config.attention == "bidirectional":
-        report["functions"] = functions(lm, options)
-    file = options.output / f"writing-{lm.name}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    print(f"written: {file}")
+    report = {"model": Path(options.model).name, "machine": machine(), "functions": functions(lm, options)}
+    write(options.output / f"writing-{report['model']}.json", report)
     return 0
-
-
-def settings_of(lm: "LM", options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The recommended settings, then every combination of the options given."""
-    rules = [None] if lm.config.attention == "causal" else options.rule
-    blocks = options.block if lm.config.attention == "bidirectional" and options.block else [None]
-    found: list[dict[str, Any]] = [{}]
-    for temperature, top_p, rule, block in product(options.temperature, [None, *options.top_p], rules, blocks):
-        if temperature or top_p is None:
-            every = {"temperature": temperature, "top_p": top_p, "rule": rule, "block_length": block}
-            found.append({key: value for key, value in every.items() if value is not None})
-    return found
-
-
-def continuations(lm: "LM", options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row for the real text, one for its tokens shuffled, and one for each way of decoding."""
-    import dlm
-
-    judge = dlm.load(options.judge, dtype="float32", device="cpu")
-    places = heldout_prompts(STDLIB, lm, options.prompts, options.seed, tokens=options.tokens)
-    results = references(lm, judge, places, options.seed)
-    for settings in settings_of(lm, options):
-        result, found = evaluate_continuations(lm, judge, places, tokens=options.tokens, seed=options.seed, **settings)
-        results.append(result)
-        print(f"  {result.settings:60s} loops {result.loops}  perplexity {result.perplexity:.1f}", flush=True)
-        for place, text in list(zip(places, found, strict=True))[: options.show]:
-            print(f"--- {place.name}\n{place.prompt[-160:]}⟦{text.text}⟧")
-    print(f"\n{len(places)} held-out prompts, {options.tokens} tokens each, judged by {options.judge}\n")
-    print(markdown([result.row() for result in results], HEADINGS) + "\n")
-    return [result.to_dict() for result in results]
 
 
 def holes() -> list[tuple[str, str]]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlm.errors import UserError
-from dlm.evaluation.suite.config import EvalConfig, TaskSection
+from dlm.evaluation.suite.config import EvalConfig
+from dlm.evaluation.suite.task_section import TaskSection
 
 from .flags import Flag, model_flag
 from .options import Command, Options

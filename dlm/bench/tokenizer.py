@@ -53,7 +53,7 @@ def _texts(s: TokenizerBenchSection) -> list[str]:
         texts = [text[: int(s.megabytes * 1e6)]]
     else:
         from dlm.data.source import rows_of
-        from dlm.evaluation.about import STDLIB
+        from dlm.evaluation.lines import STDLIB
 
         texts, room = [], s.megabytes * 1e6
         for row in rows_of(STDLIB, "heldout"):

@@ -49,11 +49,13 @@ class Likelihood:
     """Forwards it took."""
     samples: tuple[float, ...] = ()
     """What each pair of draws said of the bound; answers of one context compare pair by pair."""
+    known: int = 0
+    """Values that `error` was reckoned from."""
 
     @property
     def interval(self) -> tuple[float, float]:
         """Where `nats` lies at 95 %, by Student's quantiles: few draws know their own spread badly."""
-        half = Z95 * self.error * widened(len(self.samples)) if self.error else 0.0
+        half = Z95 * self.error * widened(self.known) if self.error else 0.0
         return self.nats - half, self.nats + half
 
 
@@ -100,25 +102,28 @@ class Plan:
         if not self.drawn.any():
             return Likelihood(nats=exact, error=0.0, draws=len(self.costs))
         samples = self.samples()
+        error, known = self.error(samples)
         return Likelihood(
             nats=exact + float(samples.mean()),
-            error=self.error(samples),
+            error=error,
             draws=len(self.costs),
             samples=tuple(float(exact + value) for value in samples),
+            known=known,
         )
 
-    def error(self, samples: np.ndarray) -> float:
-        """Standard error of the mean of the samples.
+    def error(self, samples: np.ndarray) -> tuple[float, int]:
+        """Standard error of the mean of the samples, and how many values it was reckoned from.
 
         A cost is its token's mean and a rest. The design evens the means out: what is left of them is how unevenly a
-        group weighs tokens, times how far their means are apart. Of the rests, pairs are taken for independent.
+        group weighs tokens, times how far their means are apart. The rests are taken for independent, with expectation 0.
+        (Those of a group are not quite: the spread of its pairs about their mean is a third less than their squares say.)
         """
         rows = len(samples) * self.pairs
         masks, costs = self.masks[:rows], np.array(self.costs[:rows])
         counts = (masks * self.drawn).sum(0)
         freedom = counts.sum() - self.drawn.sum()
         if rows < GROUP or (counts[self.drawn] < 2).any():
-            return standard_error(samples)
+            return standard_error(samples), len(samples)
         mean = (masks * costs).sum(0) / np.maximum(counts, 1)
         rest = masks * self.drawn * (costs - mean)
         uneven = 0.0
@@ -126,8 +131,8 @@ class Plan:
             apart = mean[block].var(ddof=1)
             weight = np.add.reduceat(self.weights[:rows, block], np.arange(0, rows, GROUP)) / rows
             uneven += apart * ((weight - weight.mean(1, keepdims=True)) ** 2).sum()
-        noise = standard_error(self._pairs(self.weights, rest)) ** 2 * counts.sum() / freedom
-        return float(np.sqrt(uneven + noise))
+        noise = ((self.weights[:rows] * rest / rows) ** 2).sum() * counts.sum() / freedom
+        return float(np.sqrt(uneven + noise)), rows
 
 
 def standard_error(samples: np.ndarray) -> float:

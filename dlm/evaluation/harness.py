@@ -6,7 +6,6 @@
 The second is lm-eval's own command line, with the model `dlm` known to it.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +14,8 @@ from dlm.errors import UserError
 from dlm.evaluation.likelihood import is_greedy, likelihoods
 from dlm.evaluation.score import encode_text, span_of
 from dlm.evaluation.tally import Tally
-from dlm.inference.config import SamplerConfig
-from dlm.inference.decoding import Decoding, continuations
 from dlm.inference.generation import engine_for
 from dlm.inference.keywords import settings_of
-from dlm.inference.plan import Plan
-from dlm.inference.request import Generation
 from dlm.models.fingerprint import weights_digest
 from dlm.models.lm import LM
 from dlm.models.loading import load
@@ -28,8 +23,9 @@ from dlm.models.loading import load
 try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import model_registry, register_model
-    from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    from dlm.evaluation.until import WHERE, Until
 except ImportError as error:
     raise UserError(f"HarnessLM needs lm-eval: pip install 'dlm[eval]' ({error})") from None
 
@@ -70,6 +66,8 @@ class HarnessLM(TemplateLM):
             raise UserError("HarnessLM(): give one model, as lm=NAME or pretrained=NAME")
         if not isinstance(draws, int) or draws < 2:
             raise UserError(f"HarnessLM(): draws = {draws!r} must be at least 2: one draw has no standard error")
+        self.settings = {"seed": seed, **settings}
+        _, self.engine_config = settings_of(WHERE, self.settings)  # a mistake is said before anything is loaded
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
             device = None  # lm-eval's command line says cuda:0 where nobody said anything
         self.lm = load(name, device=device or "auto", dtype=dtype) if isinstance(name, str) else name
@@ -78,8 +76,6 @@ class HarnessLM(TemplateLM):
         self.batch_size = (
             max_batch_size or 64 if isinstance(batch_size, str) and "auto" in batch_size else int(batch_size)
         )
-        self.settings = {"seed": seed, **settings}
-        self._settings_with({})  # a mistake is said before anything is loaded or asked
         self.tally = Tally()
 
     # What lm-eval asks of a tokenizer.
@@ -175,52 +171,25 @@ class HarnessLM(TemplateLM):
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
         if not requests:
             return []
-        work = [self._decoding(*request.args, number=i) for i, request in enumerate(requests)]
-        engine = engine_for(self.lm, [one for one, *_ in work], self.engine_config, self.batch_size)
+        asked = [Until.of(self.lm, self.settings, request.args[1]) for request in requests]
+        work = [
+            until.decoding(self.lm, self._prompt(request.args[0], until), number)
+            for number, (request, until) in enumerate(zip(requests, asked, strict=True))
+        ]
+        engine = engine_for(self.lm, work, self.engine_config, self.batch_size)
         texts = []
-        for request, (_, most, until), result in zip(
-            requests, work, engine.run([one for one, *_ in work]), strict=True
-        ):
-            text, ended = self._cut(result, most, until)
-            self.tally.written(min(most, len(result.tokens)), result.nfe, ended)
+        for request, until, result in zip(requests, asked, engine.run(work), strict=True):
+            text, ended = until.cut(self.lm, result)
+            self.tally.written(min(until.most, len(result.tokens)), result.nfe, ended)
             self.cache_hook.add_partial("generate_until", request.args, text)
             texts.append(text)
         return texts
 
-    def _decoding(self, context: str, kwargs: dict[str, Any], number: int) -> tuple[Decoding, int, tuple[str, ...]]:
-        """A request, the tokens it may have, and what ends it."""
-        asked: dict[str, Any] = dict(normalize_gen_kwargs(kwargs))
-        most, until = int(asked["max_gen_toks"]), tuple(filter(None, asked["until"]))
-        samples = (asked.get("temperature") or 0.0) > 0
-        taken = {name: asked[name] for name in ("temperature", "top_k", "top_p") if samples and asked.get(name)}
-        sampler = self._settings_with({**taken, "stop": until})
-        plan = Plan(config=self.lm.config, block_length=sampler.block_length, steps=sampler.steps)
-        block = plan.length_of_block(most)
-        sampler = sampler.model_copy(update={"gen_length": -(-most // block) * block})
-        ids = self.tok_encode(context) or [self.prefix_token_id]
-        room = self.max_length - sampler.gen_length  # pyright: ignore[reportOperatorIssue]
-        if room < 1:
-            raise UserError(
-                f"{sampler.gen_length} tokens to generate leave no room for a prompt in a context of {self.max_length}: "
-                "give the task a smaller max_gen_toks"
-            )
-        if len(ids) > room:
-            self.tally.truncated += 1
-            ids = ids[-room:]
-        (one,) = continuations(self.lm, [ids], sampler, where="generate_until()", request_ids=[str(number)])
-        return one, most, until
-
-    def _settings_with(self, task: dict[str, Any]) -> SamplerConfig:
-        sampler, self.engine_config = settings_of("HarnessLM()", {**self.settings, **task})
-        return sampler
-
-    def _cut(self, result: Generation, most: int, until: Sequence[str]) -> tuple[str, str]:
-        """The text without what whole blocks have beyond the length that was asked, and how it ended."""
-        if len(result.tokens) <= most:
-            return result.text, result.finish_reason
-        text = self.lm.decode(result.tokens[:most])
-        ends = [at for at in map(text.find, until) if at >= 0]
-        return text[: min(ends)] if ends else text, "stop" if ends else "length"
+    def _prompt(self, context: str, until: Until) -> list[int]:
+        """A context's ids; it loses its beginning where it leaves no room for the answer."""
+        ids, room = self.tok_encode(context) or [self.prefix_token_id], until.room(self.max_length)
+        self.tally.truncated += len(ids) > room
+        return ids[-room:]
 
     # What lands in lm-eval's results.
 

@@ -6,15 +6,12 @@ model then has room left over. In both cases the answer is what the hole says up
 end-of-text; the rest is thrown away. The file with that answer in it is what is judged.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from dlm.errors import UserError
-from dlm.evaluation.filling import Filling, Tick, fill
 from dlm.evaluation.lines import LineTask, parses
-from dlm.evaluation.rate import Rate
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM
@@ -23,9 +20,6 @@ Hole = Literal["oracle", "given"]
 ROUND = 8
 HOLES: dict[Hole, Callable[[int], int]] = {"oracle": lambda n: n, "given": lambda n: -(-n // ROUND) * ROUND}
 CHARACTERS = 16  # a token; only texts longer than this allows are cut before they are tokenised
-
-RATES = ("exact", "stripped", "parses", "true_parses", "blank_parses")
-DEFAULT = Filling(rule="low_confidence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,94 +44,6 @@ class Grade:
     stripped: bool
     """The line is right but for blanks around it."""
     parses: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class InfillResult:
-    """What one way of decoding made of the lines."""
-
-    hole: Hole
-    decoding: str
-    length: int
-    exact: Rate
-    stripped: Rate
-    parses: Rate
-    true_parses: Rate
-    """The parse rate of the original texts: what there is to reach."""
-    blank_parses: Rate
-    """The parse rate with nothing in place of the line: what costs nothing."""
-    hole_tokens: float
-    nfe: float
-    tpf: float
-    seconds: float
-    grades: tuple[Grade, ...]
-
-    def row(self) -> dict[str, Any]:
-        """One line of a table."""
-        rates = {name: str(getattr(self, name)) for name in RATES}
-        numbers = {"tpf": round(self.tpf, 2), "hole_tokens": round(self.hole_tokens, 1), "lines": self.exact.total}
-        return {"hole": self.hole, "decoding": self.decoding, **numbers, **rates}
-
-    def to_dict(self, examples: int = 12) -> dict[str, Any]:
-        """Plain values for JSON, with the first few answers."""
-        found = {name: value.to_dict() if name in RATES else value for name, value in vars(self).items()}
-        del found["grades"]
-        return {**found, "examples": [vars(grade) for grade in self.grades[:examples]]}
-
-
-HEADINGS = {
-    "hole": "hole length",
-    "decoding": "rule",
-    "lines": "lines",
-    "hole_tokens": "tokens a hole",
-    "tpf": "TPF",
-    "exact": "exact (95 %)",
-    "stripped": "exact but for blanks",
-    "parses": "file parses",
-    "blank_parses": "parses, line left empty",
-    "true_parses": "parses, true line",
-}
-
-
-def evaluate_infill(
-    lm: "LM",
-    tasks: Sequence[LineTask],
-    *,
-    hole: Hole = "oracle",
-    decoding: Filling = DEFAULT,
-    length: int = 256,
-    batch_size: int = 32,
-    seed: int = 0,
-    tick: Tick | None = None,
-) -> InfillResult:
-    """Fill each task's line with `dlm.infill` and judge the answers."""
-    from dlm.models.required import require_lm
-
-    require_lm(lm, "evaluate_infill()")
-    if not tasks:
-        raise UserError("no lines to fill in: give at least one task")
-    started = time.perf_counter()
-    windows = [window(lm, task, length, hole) for task in tasks]
-    generations = fill(lm, [w.ids for w in windows], decoding, batch_size=batch_size, seed=seed, tick=tick)
-    seconds = time.perf_counter() - started
-    answers = [answer_of(lm, g.tokens, w.lead) for g, w in zip(generations, windows, strict=True)]
-    grades = tuple(grade(task, answer) for task, answer in zip(tasks, answers, strict=True))
-    tokens, nfe = sum(w.hole for w in windows), sum(g.nfe for g in generations)
-    return InfillResult(
-        hole=hole,
-        decoding=decoding.label,
-        length=length,
-        exact=Rate.of(g.exact for g in grades),
-        stripped=Rate.of(g.stripped for g in grades),
-        parses=Rate.of(g.parses for g in grades),
-        true_parses=Rate.of(parses(task.filled(task.line)) for task in tasks),
-        blank_parses=Rate.of(parses(task.filled("")) for task in tasks),
-        hole_tokens=tokens / len(tasks),
-        nfe=nfe / len(tasks),
-        tpf=tokens / nfe,
-        seconds=seconds,
-        grades=grades,
-    )
 
 
 def window(lm: "LM", task: LineTask, length: int, hole: Hole, size: int | None = None) -> Window:

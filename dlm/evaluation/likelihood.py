@@ -136,7 +136,7 @@ def apart(
     if number and number == len(other.samples):
         error = standard_error(np.array(other.samples) * other_scale - np.array(best.samples) * scale)
     else:
-        number = min((len(one.samples) for one in (best, other) if one.samples), default=0)
+        number = min((one.known for one in (best, other) if one.error), default=0)
         error = float(np.hypot(best.error * scale, other.error * other_scale))
     return difference > (errors * error * widened(number) if error else 0.0)
 

@@ -51,6 +51,10 @@ class Problem:
 def read_records(path: str | Path) -> list[dict[str, Any]]:
     """Records of a JSON or JSONL file, gzip or not."""
     path = Path(path)
+    if not path.exists():
+        raise UserError(
+            f"{path} cannot be read: no such file. Name the data set's file, or with --eval.data its folder"
+        )
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")

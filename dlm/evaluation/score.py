@@ -22,13 +22,13 @@ class Score:
     nats: float
     """-log p of the scored text or, of a diffusion model, an upper bound on it: exact, or an unbiased estimate."""
     error: float
-    """Standard error of that estimate; 0 where `nats` is exact."""
+    """Standard error of that estimate; 0 where `nats` is exact. See `interval` for few draws."""
     tokens: int
     """Tokens scored."""
     bytes: int
     """UTF-8 bytes of the scored text."""
     interval: tuple[float, float] = (0.0, 0.0)
-    """Where `nats` lies at 95 %, as far as draws can tell."""
+    """Where `nats` lies at 95 %, by Student's quantiles: wider than 1.96 errors where draws are few."""
 
     @property
     def bits_per_byte(self) -> float:
@@ -55,7 +55,7 @@ def score(
     Causal families: exact, one forward. Diffusion families: the negative evidence bound (LLaDA, arXiv 2502.09992, eq. 6),
     of block-causal ones block after block, each given the clean text before it (BD3-LM, arXiv 2503.09573). An answer, or
     a block, of L tokens is exact where all its 2^L - 1 sets of masked tokens are at most `draws`; else it is the mean of
-    `draws` draws, with their standard error. Logits are the family's own: LLaDA's keep the mask among the tokens. Which
+    `draws` draws, with its error. Logits are the family's own: LLaDA's keep the mask among the tokens. Which
     tokens a draw masks depends on `seed` and the context (where it is empty, the text) alone: neither on the order of
     `texts` nor on `batch_size`, the sequences in one forward, and continuations of one context are masked alike.
 

@@ -53,6 +53,11 @@ class Plan:
             return self.config.block_length
         return BLOCK_LENGTH if gen_length is None else max(1, min(BLOCK_LENGTH, gen_length))
 
+    def whole_blocks(self, gen_length: int) -> int:
+        """`gen_length`, rounded up to whole blocks."""
+        block = self.length_of_block(gen_length)
+        return -(-gen_length // block) * block
+
     def blocks(self, request: Request) -> Iterator[Block]:
         """The request's blocks in order; the sampler may stop before the last."""
         if request.holes:

@@ -53,6 +53,20 @@ def test_greedy_answers_are_marked():
     assert [greedy for _, greedy in model._loglikelihood_tokens(requests)] == [True, False]
 
 
+def test_a_task_at_temperature_0_is_not_sampled_as_the_model_recommends():
+    plain, advised = (text_lm(seed=1, spread=0.5) for _ in range(2))
+    advised.generation["dlm"] = {"generate": {"temperature": 1.0}}
+    requests = [asked("generate_until", "abcd", {"max_gen_toks": 8, "until": []})]
+    assert HarnessLM(advised).generate_until(requests) == HarnessLM(plain).generate_until(requests)
+    assert HarnessLM(advised, temperature=1.0).generate_until(requests) != HarnessLM(plain).generate_until(requests)
+
+
+def test_a_wrong_setting_is_said_before_the_model_is_loaded(monkeypatch):
+    monkeypatch.setattr("dlm.evaluation.harness.load", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(UserError, match="stepz"):
+        HarnessLM("tiny", stepz=3)
+
+
 def test_generation_ends_where_the_task_says():
     lm = text_lm(seed=1, spread=0.5)
     model = HarnessLM(lm, steps=8, block_length=4, batch_size=2)

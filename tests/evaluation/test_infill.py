@@ -1,12 +1,13 @@
-import json
-
 import pytest
 
 from dlm.errors import UserError
-from dlm.evaluation.filling import Filling, fill
-from dlm.evaluation.infill import HEADINGS, answer_of, evaluate_infill, grade, window
+from dlm.evaluation.infill import answer_of, grade, window
 from dlm.evaluation.lines import LineTask
-from dlm.evaluation.rate import Rate
+from dlm.evaluation.suite.config import EvalConfig
+from dlm.evaluation.suite.decoding_section import DecodingSection
+from dlm.evaluation.suite.task_section import TaskSection
+from dlm.evaluation.suite.texts import Lines
+from dlm.evaluation.suite.trial import Setting
 from tests.evaluation.knowing import text_lm
 from tests.inference.tiny import EOS, MASK
 from tests.inference.tiny import text_lm as random_lm
@@ -97,57 +98,37 @@ def test_grades_by_hand():
     assert verdict(OPEN, "return x") == (False, True, False)
 
 
-@pytest.mark.parametrize("batch_size", [1, 8])
-def test_a_model_that_knows_gets_what_it_knows(batch_size):
+def lines_trial(lm, tasks, hole, monkeypatch) -> Lines:
+    monkeypatch.setattr("dlm.evaluation.suite.texts.heldout_lines", lambda *_: tasks)
+    setting = Setting(config=EvalConfig(), sandbox=None)  # type: ignore[arg-type]
+    return Lines(lm, TaskSection(kind="lines", hole=hole, length=64), setting)
+
+
+@pytest.mark.parametrize("hole", ["oracle", "given"])
+def test_a_model_that_knows_gets_what_it_knows(hole, monkeypatch):
     """One right, one wrong but Python, one broken; with the given length the rest is thrown away."""
     written = {"return x": "return x", "return xx": "return xy", "return xxx": "return (xx"}
     tasks = [LineTask(name=line, prefix=TASK.prefix, line=line, suffix=f"\ny = {len(line)}\n") for line in written]
-    full = [t.filled(written[t.line]) for t in tasks]
-    oracle = evaluate_infill(text_lm([ids(t) for t in full]), tasks, length=64, batch_size=batch_size)
-    assert (oracle.exact, oracle.stripped, oracle.parses) == (Rate(1, 3), Rate(1, 3), Rate(2, 3))
-    assert (oracle.true_parses, oracle.blank_parses) == (Rate(3, 3), Rate(0, 3))
-    assert oracle.tpf == 1.0
-    longer = [t.filled(written[t.line] + "\n#######"[: -len(t.line) % 8]) for t in tasks]
-    sure = Filling(rule="threshold", options={"threshold": 0.9})
-    how = {"hole": "given", "length": 64, "batch_size": batch_size}
-    given = evaluate_infill(text_lm([ids(t) for t in longer]), tasks, decoding=sure, **how)
-    assert [g.answer for g in given.grades] == list(written.values())
-    assert (given.exact, given.parses) == (Rate(1, 3), Rate(2, 3))
-    assert given.hole_tokens == pytest.approx(40 / 3)
-    assert given.tpf == pytest.approx(40 / 3)
-    assert set(HEADINGS) == set(given.row())
-    assert len(json.loads(json.dumps(given.to_dict(examples=2)))["examples"]) == 2
+    rest = {"oracle": lambda line: "", "given": lambda line: "\n#######"[: -len(line) % 8]}[hole]
+    lm = text_lm([ids(t.filled(written[t.line] + rest(t.line))) for t in tasks])
+    own = lines_trial(lm, tasks, hole, monkeypatch)
+    for way in (DecodingSection(tokens_per_step=1), DecodingSection(rule="threshold", threshold=0.9)):
+        records = own.judge(range(3), own.answers(range(3), way))
+        assert [record["text"] for record in records] == list(written.values())
+        found = own.summary(records)
+        rates = {name: found[name]["hits"] for name in ("exact", "stripped", "parses", "parses_left_empty")}
+        assert rates == {"exact": 1, "stripped": 1, "parses": 2, "parses_left_empty": 0}
+        assert found["hole_tokens"] == pytest.approx({"oracle": 9, "given": 40 / 3}[hole])
+        assert found["tpf"] == pytest.approx(1.0 if way.tokens_per_step else found["hole_tokens"])
 
 
-def test_a_random_model_is_wrong_and_nothing_breaks():
-    result = evaluate_infill(random_lm(), [TASK, OPEN], length=64)
-    assert result.exact == Rate(0, 2)
-    refused("no lines", evaluate_infill, random_lm(), [])
-
-
-def test_labels_and_steps():
-    assert Filling(rule="margin").label == "margin 1/step"
-    assert Filling(rule="threshold", options={"threshold": 0.9}).label == "threshold threshold=0.9"
-    assert Filling(rule="margin", name="mine").label == "mine"
-    assert [Filling(rule="margin", tokens_per_step=4).steps(n) for n in (1, 4, 5, 55)] == [1, 1, 2, 14]
-
-
-def test_only_scheduled_rules_take_a_number_of_tokens():
-    refused(r"tokens_per_step = 2 with rule 'threshold'.*low_confidence", Filling, rule="threshold", tokens_per_step=2)
-    refused("at least one token", Filling, rule="margin", tokens_per_step=0)
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3])
-@pytest.mark.parametrize("batch_size", [1, 2, 64])
-def test_results_keep_their_order_and_the_steps_their_size(tokens, batch_size):
-    """Canvases of unlike length and masks, each filled in ceil(masks / tokens) steps, whatever shares its batch."""
-    texts = [[10 * i + j for j in range(12 - i)] for i in range(6)]
-    masks = [5, 1, 4, 2, 6, 3]
-    canvases = [[MASK] * n + text[n:] for n, text in zip(masks, texts, strict=True)]
-    done: list[int] = []
-    decoding = Filling(rule="margin", tokens_per_step=tokens)
-    found = fill(text_lm(texts), canvases, decoding, batch_size=batch_size, tick=done.append)
-    assert [g.tokens for g in found] == [text[:n] for n, text in zip(masks, texts, strict=True)]
-    assert [g.nfe for g in found] == [-(-n // tokens) for n in masks]
-    assert sum(done) == 6
-    assert max(done) <= batch_size
+def test_what_a_decoding_leaves_out_is_the_default_and_no_recommendation(monkeypatch):
+    """A decoding that names nothing is the model's own; one that names anything is what its name says."""
+    tasks = [TASK, OPEN]
+    plain, advised = (lines_trial(random_lm(seed=3), tasks, "oracle", monkeypatch) for _ in range(2))
+    advised.lm.generation["dlm"] = {"infill": {"temperature": 1.0}}
+    for way in ({"tokens_per_step": 1}, {"rule": "margin"}):
+        texts = [[a.tokens for (a,) in own.answers(range(2), DecodingSection(**way))] for own in (plain, advised)]
+        assert texts[0] == texts[1]
+    texts = [[a.tokens for (a,) in own.answers(range(2), DecodingSection())] for own in (plain, advised)]
+    assert texts[0] != texts[1]

@@ -1,10 +1,7 @@
-import gzip
-import json
-
 import pytest
 
 from dlm.data.config import DataConfig
-from dlm.evaluation.lines import LineTask, code_rows, heldout_lines, parses, read_tasks
+from dlm.evaluation.lines import code_rows, heldout_lines, parses
 from tests.refusals import refused
 
 SOURCE = '''"""A docstring
@@ -52,39 +49,3 @@ def test_tasks_are_lines_with_context(tmp_path):
     assert heldout_lines(data, 5, seed=1, context=100) != heldout_lines(data, 5, seed=2, context=100)
     refused("no line of the held-out split", heldout_lines, data, context=10_000)
     refused('data.source = "sudoku"', heldout_lines, DataConfig(source="sudoku"))
-
-
-RECORD = {"task_id": "SingleLine/0", "prompt": "def f(x):\n", "canonical_solution": "    return x\n"}
-RECORD |= {"suffix": "y = 1\n"}
-
-
-@pytest.mark.parametrize("zipped", [False, True])
-def test_benchmark_files(tmp_path, zipped):
-    text = (json.dumps(RECORD) + "\n\n").encode()
-    file = tmp_path / "tasks.jsonl"
-    file.write_bytes(gzip.compress(text) if zipped else text)
-    task = LineTask(name="SingleLine/0", prefix="def f(x):\n", line="    return x", suffix="\ny = 1\n")
-    assert read_tasks(file) == [task]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no task"),
-        ("{}", "line 1: `prompt` is missing"),
-        ("[1]", "`prompt` is missing"),
-        ("{", "line 1 is not JSON"),
-        (json.dumps({**RECORD, "canonical_solution": "a\nb\n"}), "has 2 lines: use the single-line set"),
-        (json.dumps({**RECORD, "suffix": 3}), "`suffix` is missing or no string"),
-    ],
-)
-def test_bad_benchmark_files(tmp_path, text, message):
-    file = tmp_path / "tasks.jsonl"
-    file.write_text(text)
-    refused(message, read_tasks, file)
-
-
-def test_missing_and_broken_files(tmp_path):
-    refused("cannot be read", read_tasks, tmp_path / "none.jsonl")
-    (tmp_path / "torn.gz").write_bytes(gzip.compress(b"{}" * 100)[:20])
-    refused("cannot be read", read_tasks, tmp_path / "torn.gz")

@@ -8,7 +8,8 @@ import pytest
 
 from dlm.errors import UserError
 from dlm.evaluation import run_program
-from dlm.evaluation.sandbox import Limits, Sandbox, Zygote
+from dlm.evaluation.sandbox import Sandbox
+from dlm.evaluation.worker import Limits, Zygote
 
 LONG = 120.0
 """Seconds for programs that end by themselves: on a busy machine none of them may run out of time."""
@@ -58,6 +59,7 @@ HOSTILE = {
     ),
     "say it has passed": ("print('passed'); import os\nfor f in range(3, 64):\n  try: os.write(f, b'passed')\n  except OSError: pass\nos._exit(0)", "left"),
     "signal": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+    "signal without a name": ("import os; os.kill(os.getpid(), 40)", "killed by signal 40"),
     "recursion": ("def f(): return f()\nf()", "RecursionError"),
     "no Python": ("x = (", "SyntaxError"),
     "null": ("x = '\0'", "null bytes"),
@@ -190,6 +192,17 @@ def test_a_lost_worker_is_replaced(sandbox):
             pass
         assert found.reason == "the sandbox was lost"
     assert sandbox.run("1", LONG).passed
+
+
+def test_after_an_interrupt_no_program_gets_another_s_verdict(sandbox, monkeypatch):
+    def interrupted(self, timeout):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Zygote, "_answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.run("raise ValueError('the first')", LONG)
+    assert sandbox.run("1", LONG).passed and not sandbox.run("assert False", LONG).passed
 
 
 def test_without_namespaces_it_refuses(monkeypatch):

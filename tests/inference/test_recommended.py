@@ -8,7 +8,6 @@ import pytest
 import dlm
 from dlm.cli.infer import main as infer_command
 from dlm.errors import UserError
-from dlm.evaluation.filling import Filling, fill
 from dlm.inference.config import SamplerConfig
 from dlm.inference.recommended import with_recommended
 
@@ -92,11 +91,3 @@ def test_travel_with_the_folder_and_reach_the_command(tmp_path: Path, capsys):
     assert infer_command([*base, "--sampler.temperature", "0", "--sampler.rule", "low_confidence"]) == 0
     cold = dlm.generate(text_lm(), PROMPT[:1], gen_length=12)[0]
     assert json.loads(capsys.readouterr().out)["tokens"] == cold.tokens
-
-
-def test_measurements_of_holes_name_their_own_temperature():
-    canvases = [[5, 256, 256, 256, 7], [9, 8, 256, 256, 1]]
-    lm = advised(infill={"temperature": 1.0})
-    found = fill(lm, canvases, Filling(rule="low_confidence"))
-    assert tokens(found) == tokens(fill(text_lm(), canvases, Filling(rule="low_confidence")))
-    assert tokens(found) != tokens(dlm.infill(lm, canvases))

@@ -7,8 +7,6 @@ import torch
 import dlm
 from dlm import UserError
 from dlm.evaluation.bound import measure_bound
-from dlm.evaluation.infill import evaluate_infill
-from dlm.evaluation.sudoku import evaluate_sudoku
 from dlm.models import convert, finding, save
 from dlm.models.packing import pack
 from tests.refusals import refused
@@ -58,8 +56,6 @@ CALLS = {
     "fork": lambda lm: dlm.replay.fork(lm, SimpleNamespace(num_steps=0, request_id="a"), 0),
     "convert": convert,
     "save": lambda lm: save(lm, Path("nowhere")),
-    "sudoku": lambda lm: evaluate_sudoku(lm, None, None),
-    "infilling": lambda lm: evaluate_infill(lm, [], hole="oracle"),
     "bound": lambda lm: measure_bound(lm, None, length=8),
 }
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dlm.evaluation.lines import LineTask
 from dlm.evaluation.programs import Problem, mean_pass_at_k, read_problems
 from dlm.evaluation.rate import Rate
-from dlm.evaluation.suite.config import DecodingSection, TaskSection
 from dlm.evaluation.suite.decoded import Decoded, Recording, effort, spent
+from dlm.evaluation.suite.decoding_section import DecodingSection
+from dlm.evaluation.suite.task_section import TaskSection
 from dlm.evaluation.suite.trial import Record, Setting
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Code(Decoded):
 
     def __init__(self, lm: "LM", task: TaskSection, setting: Setting) -> None:
         super().__init__(lm, task, setting)
-        setting.sandbox.run("")  # where there is none, this says so before anything is decoded
+        setting.sandbox.run("")  # raises here, not after hours of decoding, if this machine has no sandbox
         self.problems = self.chosen(read_problems(task.require("data"), self.kind))[: setting.limit(task)]
         self.names = [problem.name for problem in self.problems]
 
@@ -114,7 +115,7 @@ class Infilling(Decoded):
 
     def __init__(self, lm: "LM", task: TaskSection, setting: Setting) -> None:
         super().__init__(lm, task, setting)
-        setting.sandbox.run("")  # as above
+        setting.sandbox.run("")
         problems = read_problems(task.require("data"), "infilling", setting.limit(task))
         lengths = task.hole_tokens if task.hole == "fixed" else (None,)
         self.items = [(problem, length) for problem in problems for length in lengths]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlm.errors import UserError
-from dlm.evaluation.filling import SCHEDULED
 from dlm.evaluation.rate import Rate
-from dlm.evaluation.suite.config import DecodingSection, TaskSection
+from dlm.evaluation.suite.decoding_section import DecodingSection
+from dlm.evaluation.suite.task_section import TaskSection
 from dlm.evaluation.suite.trial import Record, Setting, Trial
 
 if TYPE_CHECKING:
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from dlm.inference.decoding import Decoding
     from dlm.inference.request import Generation
     from dlm.models.lm import LM
+
+
+SCHEDULED = ("low_confidence", "random", "margin", "entropy")
+"""Rules that commit a number of tokens set beforehand; the others decide by what they see."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,7 @@ class Decoded(Trial):
         return make(self.lm, [self.prompt(number)], sampler, where=f'task "{self.task.label}"', request_ids=ids)
 
     def draft(self, way: DecodingSection) -> Any:
-        """What `draft` names, loaded once a task; None where there is none."""
+        """The draft of this decoding, or None. Each is loaded once and kept for the task's other decodings."""
         if way.draft == "none":
             return None
         from dlm.inference.drafting.making import named
@@ -83,8 +87,12 @@ class Decoded(Trial):
         return self._drafts[way.draft]
 
     def sampler(self, number: int, way: DecodingSection) -> "SamplerConfig":
-        """The settings of an item: the decoding's, with what the task says of lengths."""
+        """The settings of an item: the decoding's, with what the task says of lengths.
+
+        A decoding that names nothing is the one that the model recommends; what another one leaves out is the default.
+        """
         from dlm.inference.keywords import sampler_of
+        from dlm.inference.recommended import recommended
 
         given, masks = {"seed": self.setting.seed, **way.given}, self.masks(number)
         where = f'task "{self.task.label}" with decoding "{way.label}"'
@@ -100,10 +108,13 @@ class Decoded(Trial):
             if given.get("rule", "low_confidence") not in SCHEDULED:
                 raise UserError(f"{where}: tokens_per_step is only read by the rules {', '.join(SCHEDULED)}")
             given["steps"] = self._steps(masks, given.get("block_length"), way.tokens_per_step)
-        samples = getattr(self.task, "samples", 1)
-        if samples > 1 and not self.infill:
-            given["num_samples"] = samples
-        return sampler_of(where, given, holes=self.infill)
+        if self.task.samples > 1:  # no task with holes has more
+            given["num_samples"] = self.task.samples
+        found = sampler_of(where, given, holes=self.infill)
+        if way.given or way.tokens_per_step is not None:
+            advised = recommended(self.lm, "infill" if self.infill else "generate").model_fields_set
+            found = found.model_copy(update={name: getattr(found, name) for name in advised})  # they count as named
+        return found
 
     def _whole_blocks(self, given: dict[str, Any]) -> Any:
         from dlm.inference.plan import Plan
@@ -111,8 +122,7 @@ class Decoded(Trial):
         if given["gen_length"] == "auto":
             return "auto"
         plan = Plan(config=self.lm.config, block_length=given.get("block_length"), steps=None)
-        block = plan.length_of_block(given["gen_length"])
-        return -(-given["gen_length"] // block) * block
+        return plan.whole_blocks(given["gen_length"])
 
     @staticmethod
     def _steps(masks: int, block: int | None, pace: int) -> int:

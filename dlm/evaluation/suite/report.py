@@ -105,6 +105,8 @@ def _more(run: dict[str, Any]) -> str | None:
             continue
         if isinstance(value, dict) and value.get("rate") is not None and "rate" in value:
             words.append(f"{name} {100 * value['rate']:.1f} %")
+        elif name in ("by_empty", "by_source"):
+            words += [f"{key} {100 * found['rate']:.1f} %" for key, found in value.items()]
         elif isinstance(value, float):
             words.append(f"{name} {value:.3g}")
         elif name == "lm_eval":

@@ -17,9 +17,11 @@ from dlm.atomic import write_text
 from dlm.errors import UserError
 from dlm.evaluation.sandbox import Sandbox
 from dlm.evaluation.suite.compare import paired
-from dlm.evaluation.suite.config import DecodingSection, EvalConfig, TaskSection
+from dlm.evaluation.suite.config import EvalConfig
 from dlm.evaluation.suite.decoded import Decoded, Recording
+from dlm.evaluation.suite.decoding_section import DecodingSection
 from dlm.evaluation.suite.records import Records, plain
+from dlm.evaluation.suite.task_section import TaskSection
 from dlm.evaluation.suite.trial import Record, Setting, Trial, Whole
 from dlm.evaluation.suite.trials import TRIALS
 
@@ -114,7 +116,9 @@ class Evaluation:
             row |= {"way": way.way} if trial.decodes else {}
             row |= {"items": len(done), "measure": trial.measure, "metrics": trial.summary(done)}
             if isinstance(trial, Decoded) and done and way.label != reference:
-                compared = paired([trial.value(r) for r in done], [trial.value(r) for r in base], seed)
+                values = ([trial.value(record) for record in run] for run in (done, base))
+                sizes = [trial.size(record) for record in done], [trial.size(record) for record in base]
+                compared = paired(*values, seed, None if {*sizes[0], *sizes[1]} == {1.0} else sizes)
                 row["against"] = {"reference": reference, **compared}
             rows.append(row)
         return rows
@@ -162,8 +166,8 @@ class Evaluation:
 
 
 def _facts(section: TaskSection | DecodingSection) -> dict[str, Any]:
-    """What decides a run: what is called how does not."""
-    return section.model_dump(mode="json", exclude={"name", "limit"}, exclude_defaults=True)
+    """What decides a run: what is called how does not. A default that is named counts: a model may recommend another."""
+    return section.model_dump(mode="json", exclude={"name", "limit"}, exclude_unset=True)
 
 
 def _engine(config: EvalConfig) -> dict[str, Any]:
@@ -171,8 +175,8 @@ def _engine(config: EvalConfig) -> dict[str, Any]:
 
 
 def settings_of(config: EvalConfig) -> dict[str, Any]:
-    """The config as the file keeps it, for `--again`: without where results go."""
-    return config.model_dump(mode="json", exclude_defaults=True, exclude={"output"})
+    """The config as it was written down, for `--again`: without where results go."""
+    return config.model_dump(mode="json", exclude_unset=True, exclude={"output"})
 
 
 def facts_of(lm: "LM") -> dict[str, Any]:
@@ -182,7 +186,9 @@ def facts_of(lm: "LM") -> dict[str, Any]:
     tokenizer = (
         None if lm.tokenizer is None else blake2b(lm.tokenizer.backend.to_str().encode(), digest_size=16).hexdigest()
     )
+    advice = lm.generation.get("dlm")
     return {
+        **({"recommended": advice} if advice else {}),
         "family": lm.config.model_type,
         "weights": weights_digest(lm.network),
         "tokenizer": tokenizer,

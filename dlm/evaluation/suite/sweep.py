@@ -95,13 +95,14 @@ def by_way(points: Sequence[Point]) -> dict[str, list[Point]]:
 def ways(points: Sequence[Point]) -> list[dict[str, Any]]:
     """A row a way: its best quality, its AUP, and how many times its base's TPF it has at equal quality.
 
-    For each point of the base's front: the fastest of this way's that is no worse, where there is one.
+    AUP weighs every way by the best quality of all. TPF at equal quality: for each point of the base's front the fastest of
+    this way's that is no worse, where there is one.
     """
-    found, rows = by_way(points), []
+    found, rows, highest = by_way(points), [], max(point.quality for point in points)
     for way, own in found.items():
         top = max(own, key=lambda point: (point.good, point.tpf))
         row: dict[str, Any] = {"way": way, "decodings": len(own), "best": top.quality, "tpf": top.tpf}
-        row["aup"] = aup([(point.tpf, point.quality) for point in best(own)]) if top.rises else None
+        row["aup"] = aup([(point.tpf, point.quality) for point in best(own)], highest) if top.rises else None
         if way != own[0].base and own[0].base in found:
             base = best(found[own[0].base])
             pairs = [(one, [p.tpf for p in own if p.good >= one.good]) for one in base]

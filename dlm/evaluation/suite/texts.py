@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlm.errors import UserError
-from dlm.evaluation.suite.config import TaskSection
+from dlm.evaluation.lines import STDLIB, heldout_lines, parses
+from dlm.evaluation.rate import Rate
+from dlm.evaluation.sudoku import BANDS, heldout_puzzles, is_sudoku_model
 from dlm.evaluation.suite.decoded import Decoded, effort, spent
-from dlm.evaluation.suite.trial import Record, Setting
+from dlm.evaluation.suite.task_section import TaskSection
+from dlm.evaluation.suite.trial import Record, Setting, data_digest
 
 if TYPE_CHECKING:
     from dlm.evaluation.task import Question, Task
@@ -25,8 +28,6 @@ class Sudoku(Decoded):
     infill, measure = True, "solved"
 
     def __init__(self, lm: "LM", task: TaskSection, setting: Setting) -> None:
-        from dlm.evaluation.sudoku import heldout_puzzles, is_sudoku_model
-
         super().__init__(lm, task, setting)
         if not is_sudoku_model(lm):
             raise UserError(
@@ -63,7 +64,12 @@ class Sudoku(Decoded):
 
     def summary(self, records: Sequence[Record]) -> dict[str, Any]:
         right, cells = (sum(record[name] for record in records) for name in ("cells", "empty"))
-        return {**super().summary(records), "cells_right": right / cells}
+        bands = {
+            f"{low}–{high} empty": Rate.of(r["solved"] for r in records if low <= r["empty"] <= high).to_dict()
+            for low, high in BANDS
+        }
+        by_empty = {band: rate for band, rate in bands.items() if rate["total"]}
+        return {**super().summary(records), "cells_right": right / cells, "by_empty": by_empty}
 
 
 class Lines(Decoded):
@@ -72,9 +78,7 @@ class Lines(Decoded):
     infill, measure = True, "exact"
 
     def __init__(self, lm: "LM", task: TaskSection, setting: Setting) -> None:
-        from dlm.evaluation.about import STDLIB
         from dlm.evaluation.infill import window
-        from dlm.evaluation.lines import heldout_lines
 
         super().__init__(lm, task, setting)
         if task.hole not in ("oracle", "given"):
@@ -103,10 +107,9 @@ class Lines(Decoded):
         return records
 
     def summary(self, records: Sequence[Record]) -> dict[str, Any]:
-        from dlm.evaluation.rate import Rate
-
         rates = {name: Rate.of(r[name] for r in records).to_dict() for name in ("exact", "stripped", "parses")}
-        return rates | effort(records)
+        rates["parses_left_empty"] = Rate.of(parses(line.filled("")) for line in self.lines).to_dict()
+        return rates | {"hole_tokens": sum(r["tokens"] for r in records) / len(records)} | effort(records)
 
 
 class Questions(Decoded):
@@ -153,8 +156,6 @@ class Questions(Decoded):
         return records
 
     def summary(self, records: Sequence[Record]) -> dict[str, Any]:
-        from dlm.evaluation.rate import Rate
-
         sources = dict.fromkeys(record["source"] for record in records)
         by_source = {
             source: Rate.of(r["correct"] for r in records if r["source"] == source).to_dict() for source in sources
@@ -175,6 +176,9 @@ class FromFile(Questions):
 
     def prompt(self, number: int) -> list[int]:
         return self.lm.require_tokenizer().encode(self.own.prompt(self.questions[number]), special=False)
+
+    def truth(self, number: int) -> Any:
+        return super().truth(number), data_digest(self.task.require("data"))  # its prompt and its grade are in the file
 
     def graded(self, number: int, text: str) -> Any:
         return self.own.grade(text, self.questions[number])

@@ -1,4 +1,4 @@
-"""What a task of the suite is: items, what is asked of each, and what a run over them came to."""
+"""The base of all tasks of the suite. A trial is a task put to one model: its items, and the figures of a run over them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlm.errors import UserError
 from dlm.evaluation.sandbox import Sandbox
-from dlm.evaluation.suite.config import DecodingSection, EvalConfig, TaskSection
+from dlm.evaluation.suite.config import EvalConfig
+from dlm.evaluation.suite.decoding_section import DecodingSection
+from dlm.evaluation.suite.task_section import TaskSection
 
 if TYPE_CHECKING:
+    from dlm.data.config import DataConfig
     from dlm.models.lm import LM
 
 Record = dict[str, Any]
@@ -74,6 +77,10 @@ class Trial(ABC):
         """How good one answer was: what runs are compared by."""
         return float(record[self.measure])
 
+    def size(self, record: Record) -> float:
+        """What values are summed over: a run's figure is the sum of its values over the sum of its sizes."""
+        return 1.0
+
 
 class Whole(Trial):
     """A task that is measured in one piece."""
@@ -85,6 +92,24 @@ class Whole(Trial):
     @abstractmethod
     def measured(self, way: DecodingSection) -> list[Record]:
         """Its records."""
+
+
+def heldout(task: TaskSection) -> "DataConfig":
+    """The held-out split of the task's text folder, or of the standard library."""
+    from dlm.data.config import DataConfig
+    from dlm.evaluation.lines import STDLIB
+
+    return STDLIB if task.data is None else DataConfig(source="text", paths=(task.data,))
+
+
+def heldout_digest(data: "DataConfig") -> str:
+    """Of the held-out texts: those of the standard library are another Python's others."""
+    from dlm.data.source import rows_of
+
+    digest = blake2b(digest_size=16)
+    for row in rows_of(data, "heldout"):
+        digest.update(repr((row.key, row.value)).encode("utf-8", "replace"))
+    return digest.hexdigest()
 
 
 def data_digest(path: str | Path) -> str:

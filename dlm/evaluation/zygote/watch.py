@@ -117,4 +117,5 @@ def reap() -> bool:
 def left(status: int) -> str:
     if status >= 0:
         return f"left before its end, with status {status}"
-    return f"killed by {signal.Signals(-status).name}"
+    named = {one.value: one.name for one in signal.Signals}
+    return f"killed by {named.get(-status, f'signal {-status}')}"

@@ -7,7 +7,6 @@ import pytest
 
 from dlm.evaluation.suite.again import differences
 from dlm.evaluation.suite.compare import aup, front, mcnemar, paired
-from dlm.evaluation.suite.whole import entropy
 
 
 def test_mcnemar_is_the_share_of_coins_that_split_as_unevenly():
@@ -29,6 +28,11 @@ def test_paired_differences():
     )
     assert found["p"] == pytest.approx(2 * 0.5**25)
     assert paired(ours, ours)["p"] == 1.0 and "p" not in paired([0.5, 1.0], [0.2, 1.0])
+    draw = np.random.default_rng(0)
+    bits, size, rival = draw.normal(9, 3, 40), draw.integers(5, 40, 40), draw.integers(5, 40, 40)
+    found = paired(list(bits), list(bits), sizes=(list(size), list(rival)))
+    assert found["difference"] == pytest.approx(bits.sum() / size.sum() - bits.sum() / rival.sum()) and "p" not in found
+    assert found["low"] < found["difference"] < found["high"]
     assert paired([1.0], [0.0]) == {"difference": 1.0, "items": 1, "better": 1, "worse": 0, "p": 1.0}
 
 
@@ -46,11 +50,6 @@ def test_aup_by_hand():
     weight = np.exp(-3 * (1 - 78 / 80))
     assert aup([(2.0, 0.78), (1.0, 0.8)]) == pytest.approx(80 + (80 + 78 * weight) / 2)
     assert aup([(1.0, 0.8), (9.0, 0.7)]) == pytest.approx(80)  # too bad to count
-
-
-def test_entropy_of_tokens():
-    assert entropy([]) == entropy([7, 7, 7]) == 0
-    assert entropy([1, 2, 3, 4]) == pytest.approx(np.log(4))
 
 
 def test_differences_name_the_place():

@@ -271,6 +271,49 @@ def test_nothing_to_do_and_nowhere_to_write(tmp_path, tiny):
     assert MASK in tiny.encode("[MASK]")
 
 
+def test_again_keeps_what_was_named_though_it_is_the_default(tmp_path, tiny, capsys):
+    tiny.save(tmp_path / "m")
+    data = rows(tmp_path / "q.jsonl", [{"question": "1?", "answer": "1", "source": "gsm8k"}])
+    (tmp_path / "c.toml").write_text(
+        f'[[task]]\nkind = "questions"\ndata = "{data}"\ngen_length = 4\n[[decoding]]\nrule = "threshold"\nthreshold = 0.9\n'
+    )
+    out = tmp_path / "o.json"
+    words = ["--config", str(tmp_path / "c.toml"), "--model", str(tmp_path / "m"), "--output", str(out)]
+    assert command.main([*words, "--output.no-plot"]) == 0
+    assert command.main(["--again", str(out), "--output.no-plot"]) == 0
+    assert "threshold threshold=0.9" in out.with_suffix(".again.md").read_text()
+    assert "the same in every figure" in capsys.readouterr().out
+
+
+def test_what_a_model_recommends_is_its_own_run(tmp_path, tiny):
+    """Temperature 0 by name is not the temperature that the model recommends, and a new recommendation is a new run."""
+    task = {
+        "kind": "questions",
+        "data": rows(tmp_path / "q.jsonl", [{"question": "1?", "answer": "1", "source": "gsm8k"}]),
+        "gen_length": 8,
+    }
+    ways = [{"name": "recommended"}, {"name": "cold", "temperature": 0.0}]
+    done = []
+    evaluate_all(config_of(tmp_path, task, ways), done.append)
+    for temperature in (1.0, 0.8):
+        tiny.generation["dlm"] = {"generate": {"temperature": temperature}}
+        before = len(done)
+        evaluate_all(config_of(tmp_path, task, ways), done.append)
+        assert len(done) == before + 2
+    lines = [json.loads(line) for line in (tmp_path / "out.records.jsonl").read_text().splitlines()]
+    texts = [line["record"]["text"] for line in lines]
+    assert len({line["run"] for line in lines}) == 6
+    assert texts[1] == texts[3] == texts[5] == texts[0] and texts[2] != texts[0] != texts[4]
+
+
+def test_a_task_of_one_s_own_that_changed_is_asked_anew(tmp_path, tiny):
+    file, done = tmp_path / "mine.py", []
+    for grade in ("question.answer", "''"):
+        file.write_text(MINE.replace("question.answer", grade))
+        evaluate_all(config_of(tmp_path, {"kind": "file", "data": str(file), "gen_length": 4, "limit": 1}), done.append)
+    assert len(done) == 2
+
+
 def test_sudoku_with_the_bundled_model(tmp_path):
     sweep = [{"rule": "margin", "tokens_per_step": [1, 4]}, {"rule": "threshold", "threshold": [0.9]}]
     values = {"eval": {"models": ["sudoku"], "limit": 4, "workers": 1}, "task": [{"kind": "sudoku"}], "sweep": sweep}

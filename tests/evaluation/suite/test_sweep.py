@@ -1,6 +1,7 @@
 """Points of a sweep: the front, ways of decoding at equal quality, and the plot."""
 
 import importlib.util
+import math
 
 import pytest
 
@@ -35,6 +36,12 @@ def test_ways_at_equal_quality():
     assert (multi["ratios"], multi["matched"], multi["of"]) == ([4 / 3, 4 / 3], 1, 2)
     assert (dual["ratios"], dual["matched"], dual["of"]) == ([8 / 3, 8.0], 2, 2)
     assert [point.tpf for point in best(group)] == [8.0]
+    assert multi["aup"] == pytest.approx(4 * 70)  # at 6 tokens a forward it is more than 5 points under the first
+    flat = ways(groups({"runs": [*RUNS, run(3.0, 0.7, cache="prefix"), run(5.0, 0.7, cache="prefix")]})[0])[-1]
+    assert flat["aup"] == pytest.approx(5 * 70)
+    close = ways(groups({"runs": [*RUNS, run(3.0, 0.7, cache="prefix"), run(5.0, 0.66, cache="prefix")]})[0])[-1]
+    weighed = [q * math.exp(-3 * (1 - q / 90)) for q in (70, 66)]  # 90 is the best of all ways
+    assert close["aup"] == pytest.approx(3 * 70 + 2 * sum(weighed) / 2)
     nines = [run(2.0, 0.9, blocks="9"), run(5.0, 0.9, blocks="9", **MULTI)]
     rows = ways(groups({"runs": [*RUNS, *nines]})[0])[3:]
     assert [row["way"] for row in rows] == ["blocks of 9", "blocks of 9, multi_block"]
