@@ -219,7 +219,7 @@ def test_the_target_sees_tokens_that_only_the_device_knows(monkeypatch):
     monkeypatch.setattr(drafter, "propose", hidden)
     with fake_gpu(monkeypatch, lm):
         results = dlm.Engine(lm, num_pages=80, draft=drafter).generate(given, request_ids=["0", "1", "2"], **settings)
-    assert tokens(results) == plain and all(result.accepted[0] > 15 for result in results)
+    assert tokens(results) == plain and all(len(result.accepted) <= 2 for result in results)
 
 
 # ---- captures
