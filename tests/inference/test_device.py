@@ -293,12 +293,7 @@ def test_too_many_pages_for_what_is_left(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("dlm.inference.engine.PagePool", none_left)
-    refused(
-        "Engine\\(\\): 9 pages take .* GiB, and cpu has not so much left: lower memory_fraction",
-        dlm.Engine,
-        tiny_lm(),
-        num_pages=9,
-    )
+    refused("memory on cpu: .* it has not so much left. Lower num_pages \\(9\\)", dlm.Engine, tiny_lm(), num_pages=9)
 
 
 @pytest.mark.skipif(native.unavailable() is not None, reason="there is no C compiler")
