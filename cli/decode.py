@@ -1,18 +1,19 @@
 """Decodes one batch of jobs for `dlm-infer`, with and without --chat, and shows the results."""
 
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlm.errors import UserError
-from dlm.inference.config import EngineConfig
+from dlm.inference.config import EngineConfig, SamplerConfig
 
 from .config import JobConfig
 from .jobs import has_holes
 
 if TYPE_CHECKING:
-    from dlm import LM, Generation
+    from dlm import LM, Engine, Generation
 
     from .show import Printer
 
@@ -34,6 +35,8 @@ def decode(
     prompts = [lm.encode(job.sudoku) if job.sudoku is not None else str(job.prompt) for job in batch]
     names, sampler = [job.request_id for job in batch], batch[0].sampler
     run = fill_all if has_holes(batch[0]) else continue_all if draft is None else partial(continue_all, draft=draft)
+    if lm.device.type == "cuda" and not (lm.refuses or has_holes(batch[0])):
+        run = partial(run, prepare=partial(_prepare, sampler, len(prompts) * sampler.num_samples, printer))
     try:
         with printer.watch(lm, batch[0]) as view:
             on_step = None if view is None else view.on_step
@@ -46,6 +49,19 @@ def decode(
     for number, result in enumerate(results):  # the samples of one prompt stand next to each other
         printer.show(lm, batch[number // batch[0].sampler.num_samples], result, said)
     return results
+
+
+def _prepare(sampler: SamplerConfig, count: int, printer: "Printer", engine: "Engine") -> None:
+    """Say what memory is for and, before the clock of the first answer runs, have kernels compiled and steps recorded."""
+    from dlm.inference.warming import start_up
+
+    def say(line: str) -> None:
+        if not printer.output.quiet:
+            print(f"dlm-infer: {line}", file=sys.stderr, flush=True)
+
+    say(str(engine.memory))
+    batches = (min(count, engine.config.max_num_requests),)
+    start_up(engine, sampler, batches, lambda done, most: say(f"warmed up {done} of {most}"))
 
 
 def _placed(message: str, batch: Sequence[JobConfig]) -> str:

@@ -10,8 +10,9 @@ from dlm.inference.forward import Forward
 from dlm.inference.fused import FusedLayers, forget, frozen_layers
 from dlm.inference.graphs import Graphs, cuda_graphs
 from dlm.inference.layout import Layout
+from dlm.inference.memory import tensor_bytes
 from dlm.inference.transfers import Transfers
-from dlm.kernels.paths import PATHS, computing_with, find
+from dlm.kernels.paths import PATHS, Path, computing_with, find
 from dlm.models import fingerprint
 from dlm.models.lm import LM
 from dlm.models.packing import pack
@@ -25,7 +26,7 @@ class Compute:
         self.path = find(config.kernels, lm.device, lm.dtype)
         self.transfers = Transfers(lm.device)
         self.graphs: Graphs | None = None
-        if config.cuda_graphs and self.path.paged and lm.device.type == "cuda" and lm.network.group is None:
+        if records_steps(lm, config, self.path):
             self.graphs = Graphs(lm.network, self.path, self.deterministic, cuda_graphs())
         self._freeze()
 
@@ -59,3 +60,11 @@ class Compute:
         if frozen is None and self.path.whole_layers and self.lm.dtype != torch.float32:
             self.path = PATHS["torch"]  # C's single kernels are for floats
         self.fused = None if frozen is None else FusedLayers(network, frozen)
+        own = {x.data_ptr() for x in network.parameters()} if frozen is not None else set()
+        self.copied = tensor_bytes(x for x in (frozen.kept if frozen is not None else ()) if x.data_ptr() not in own)
+        """Bytes of weights in the layout that C reads, beside the network's own."""
+
+
+def records_steps(lm: LM, config: EngineConfig, path: Path) -> bool:
+    """Whether steps are recorded and replayed."""
+    return config.cuda_graphs and path.paged and lm.device.type == "cuda" and lm.network.group is None

@@ -49,8 +49,9 @@ class ModelSection(BaseModel, frozen=True, extra="forbid"):
         default=None,
         description="Folder of a LoRA adapter to merge into it; beside the weights where they are quantised.",
     )
-    quantize: Literal["nf4", "int8", "q8"] | None = Field(
-        default=None, description="Pack the matrices in 4 or 8 bits: nf4 and int8 by bitsandbytes, q8 for a CPU."
+    quantize: Literal["nf4", "int8", "q8", "torchao-fp8", "torchao-int8", "torchao-int4"] | None = Field(
+        default=None,
+        description="Pack the matrices in 4 or 8 bits: nf4 and int8 by bitsandbytes, torchao-… by torchao, q8 for a CPU.",
     )
     tensor_parallel: int = Field(
         default=1, ge=1, description="Processes of one node that share the layers; start them with torchrun."

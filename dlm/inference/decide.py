@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class Round:
             found["times"] = self._listed([seq.canvas.remasks for seq in self.seqs])
         if self.recipe.rule.remembers:
             found["places"] = np.concatenate([place for _, place in self._blocks()])
-        return found
+        return found | self.seqs[0].strategy.judging(self.seqs) if self.judged else found
 
     def compute(self, network: Transformer, head: Head, hidden: Tensor, x: Mapping[str, Tensor]) -> list[Tensor]:
         """The device's part: `arrays` as tensors in, what `decisions` reads out."""
@@ -91,7 +91,7 @@ class Round:
         mask_id = network.config.mask_token_id
         if self.recipe.rule.remembers:
             logits = self._boost(logits, x, mask_id)
-        found, self.signals = self.recipe.decide(logits, x, mask_id, self._judge if self.judged else None)
+        found, self.signals = self.recipe.decide(logits, x, mask_id, partial(self._judge, x) if self.judged else None)
         return found
 
     def decisions(self, found: list[np.ndarray]) -> list[tuple[Sequence, Decision | BrokenLogits]]:
@@ -179,8 +179,8 @@ class Round:
             row[: len(part)] = part
         return grid
 
-    def _judge(self, p: Tensor, token: Tensor, address: Address) -> Tensor:
-        return self.seqs[0].strategy.judge(self.seqs, p, token, address)
+    def _judge(self, x: Mapping[str, Tensor], p: Tensor, token: Tensor, address: Address) -> Tensor:
+        return self.seqs[0].strategy.judge(self.seqs, p, token, address, x)
 
     def _blocks(self) -> Iterator[tuple[OpenBlock, np.ndarray]]:
         """Open blocks that are asked about, and at which of their positions."""

@@ -8,11 +8,10 @@ from dataclasses import replace
 from itertools import count, repeat
 from typing import Any, Unpack
 
-import torch
-
 from dlm import config as toml
 from dlm.errors import UserError
 from dlm.inference.batch import Batch
+from dlm.inference.compute import records_steps
 from dlm.inference.config import EngineConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.drafting.fitting import fitted, require_wanted
@@ -20,7 +19,7 @@ from dlm.inference.drafting.making import drafted_page_bytes, named
 from dlm.inference.events import Event, Log, Stats, Times
 from dlm.inference.keyword_types import EngineKeywords, SamplerKeywords
 from dlm.inference.keywords import keywords, require_read, sampler_of
-from dlm.inference.memory import page_bytes, page_count
+from dlm.inference.memory import lack, planned, too_large
 from dlm.inference.ownership import HeldInterrupts, Ownership
 from dlm.inference.pages import PagePool
 from dlm.inference.prompts import Prompt
@@ -30,6 +29,7 @@ from dlm.inference.sequence import Script, Sequence
 from dlm.inference.spans import cache_of
 from dlm.inference.texts import TextStream, partial_of
 from dlm.inference.warming import Progress, warm_up
+from dlm.kernels.paths import find
 from dlm.models.lm import LM
 from dlm.models.packing import pack
 from dlm.models.required import require_lm
@@ -94,16 +94,17 @@ class Engine:
         require_read(config, self.cache)
         if not lm.network.training:
             pack(lm.network)  # before its pages are counted: the weights are copied once
-        pages = page_count(lm, self.config, drafted_page_bytes(draft, self.config.page_size))
+        path, drafted = find(config.kernels, lm.device, lm.dtype), drafted_page_bytes(draft, config.page_size)
+        self.memory = planned(lm, config, draft, drafted, path.paged, records_steps(lm, config, path))
+        """What it holds memory for."""
         try:
-            pool = PagePool(lm.network, pages, self.config.page_size, lm.device, lm.dtype)
-        except torch.OutOfMemoryError as error:
-            taken = pages * page_bytes(lm, self.config.page_size) / 2**30
-            raise UserError(
-                f"Engine(): {pages} pages take {taken:,.1f} GiB, and {lm.device} has not so much left: lower "
-                f"memory_fraction ({self.config.memory_fraction}), num_pages, or the weights' size (quantize)"
-            ) from error
-        self.batch = Batch(lm, pool, self.config, self.cache, draft)
+            pool = PagePool(lm.network, self.memory.page_count, config.page_size, lm.device, lm.dtype)
+            self.batch = Batch(lm, pool, config, self.cache, draft)
+        except (RuntimeError, MemoryError) as error:
+            if not lack(error):
+                raise
+            raise too_large(self.memory, config) from error
+        self.memory = replace(self.memory, weights=self.memory.weights + self.batch.stepper.compute.copied)
         self.batch.on_step = on_step
         self.recording: Listener | None = None
         if trace is not None:
@@ -362,7 +363,12 @@ class Engine:
         those of `generate`. Requests of other settings, or longer ones, are recorded as they come. `progress` is called
         with how many batches are done, and of how many. Nothing of it is traced or counted.
         """
-        return warm_up(self, batches, lengths, progress, settings)
+        try:
+            return warm_up(self, batches, lengths, progress, settings)
+        except (RuntimeError, MemoryError) as error:
+            if not lack(error):
+                raise
+            raise too_large(self.memory, self.config) from error
 
     def stats(self) -> Stats:
         """What the engine has done so far, and what it holds now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -111,8 +111,9 @@ def continue_all(
     batch_size: int = 64,
     on_step: OnStep | None = None,
     draft: Any = None,
+    prepare: Callable[[Engine], None] | None = None,
 ) -> list[Generation]:
-    """`generate` with its settings as objects."""
+    """`generate` with its settings as objects. `prepare` is called with the engine before it takes the prompts."""
     _check_size(batch_size)
     names = {"where": "generate()", "request_ids": request_ids, "unique": trace is not None}
     require_wanted(
@@ -122,7 +123,7 @@ def continue_all(
     draft = draft if lm.refuses else named(draft, lm, "generate()")
     if not decodings:
         return []
-    return run(lm, decodings, engine, batch_size, trace, on_step, draft)
+    return run(lm, decodings, engine, batch_size, trace, on_step, draft, prepare)
 
 
 def fill_all(
@@ -161,11 +162,15 @@ def run(
     trace: Store | None = None,
     on_step: OnStep | None = None,
     draft: Any = None,
+    prepare: Callable[[Engine], None] | None = None,
 ) -> list[Generation]:
     """Decode these in an engine made for them; a model that no engine runs decodes them itself."""
     if lm.refuses:
         return lm.run(decodings, config, batch_size, trace, on_step, draft)
-    return engine_for(lm, decodings, config, batch_size, trace, on_step, draft).run(decodings)
+    engine = engine_for(lm, decodings, config, batch_size, trace, on_step, draft)
+    if prepare is not None:
+        prepare(engine)
+    return engine.run(decodings)
 
 
 def _check_size(batch_size: int) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from dlm.inference.decide import Round
 from dlm.inference.forward import attend_of, products
 from dlm.inference.layout import Layout, lengthen_rope
+from dlm.inference.memory import RECORDED
 from dlm.inference.pages import PagePool
 from dlm.inference.recipe import Recipe
 from dlm.inference.transfers import packed, places_of, unpacked, views
@@ -24,7 +25,7 @@ from dlm.models.transformer import Transformer
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """A computation -> what runs it again, and the tensor its result is in afterwards."""
-ROWS = 2048
+ROWS = RECORDED
 """Steps of more rows than this keep a GPU busy longer than the host needs to launch them."""
 FEW = 64
 """Up to so many rows a product costs what reading its weights costs: rows of the head are not counted more finely."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Sized
 from itertools import islice
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dlm.diffusion.choose import BrokenLogits
@@ -22,6 +23,8 @@ from dlm.models.lm import LM
 
 Result = tuple[Sequence, list[Decision] | BrokenLogits]
 """A request and its next steps, mostly one, or what is wrong with its logits."""
+Late = tuple[Sequence, Tensor, np.ndarray]
+"""A request, tokens of it that only the device knows, and the packed rows that show them."""
 
 
 class Stepper:
@@ -70,22 +73,25 @@ class Stepper:
         self.nfe += 1
         self.rows += len(ids)
         groups = rounds(questions, output_rows)
-        hidden = x = None
-        if not tapped and self.compute.graphs is not None:
+        hidden, x, late = None, None, _late(asked)
+        if not (tapped or late) and self.compute.graphs is not None:
             hidden = self.compute.graphs.run(forward.layout, ids, output_rows, groups)
         if hidden is None:  # one copy up, and kernel after kernel
-            x = self.compute.transfers.up(forward.arrays(ids, output_rows) | _arrays(groups))
+            more = {"late": np.concatenate([rows for *_, rows in late])} if late else {}
+            x = self.compute.transfers.up(forward.arrays(ids, output_rows) | _arrays(groups) | more)
+            if late:
+                x["ids"].index_copy_(0, x["late"], torch.cat([tokens for _, tokens, _ in late]))
             hidden = forward(x, tapped)
         for strategy, mine in strategies:
             strategy.observe(mine, forward)
-        found = [hidden] if isinstance(hidden, list) else self._decided(forward, hidden, groups, x)
+        found = [hidden] if isinstance(hidden, list) else self._decided(forward, hidden, groups, x, late)
         answers = dict(
             answer for group, arrays in zip(groups, found, strict=True) for answer in group.decisions(arrays)
         )
         return [(item.sequence, _settled(item.sequence, answers)) for item, _ in asked]
 
     def _decided(
-        self, forward: Forward, hidden: Tensor, groups: list[Round], x: dict[str, Tensor] | None
+        self, forward: Forward, hidden: Tensor, groups: list[Round], x: dict[str, Tensor] | None, late: list[Late]
     ) -> list[list[np.ndarray]]:
         """What the device computes of all rounds, read back together. `x` are their arrays, where they are up already."""
         if not groups:
@@ -96,7 +102,9 @@ class Stepper:
             group.compute(self.network, forward.head, hidden, {name: x[f"{number} {name}"] for name in group.arrays})
             for number, group in enumerate(groups)
         ]
-        whole = iter(self.compute.transfers.down([y for part in parts for y in part]))
+        whole = iter(self.compute.transfers.down([y for part in [[t for _, t, _ in late], *parts] for y in part]))
+        for seq, _, _ in late:
+            seq.strategy.learn(seq, next(whole))
         return [list(islice(whole, len(part))) for part in parts]
 
     def _lay_out(self, scheduled: list[Scheduled]) -> Forward:
@@ -110,6 +118,17 @@ class Stepper:
 def _arrays(groups: list[Round]) -> dict[str, np.ndarray]:
     """Those of all rounds, under a round's number and their names."""
     return {f"{number} {name}": x for number, group in enumerate(groups) for name, x in group.arrays.items()}
+
+
+def _late(asked: list[tuple[Scheduled, list[int]]]) -> list[Late]:
+    """What is to be shown of tokens that only the device knows."""
+    found = []
+    for item, starts in asked:
+        seq, positions = item.sequence, item.span.positions
+        if (tokens := seq.strategy.late(seq)) is not None:
+            first = starts[0] + int(np.searchsorted(positions, seq.canvas.first))
+            found.append((seq, tokens, np.arange(first, first + len(tokens))))
+    return found
 
 
 def _shown(item: Scheduled, branch: int) -> np.ndarray:

@@ -84,7 +84,7 @@ def torch_dtype(x: np.ndarray) -> torch.dtype:
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:
     """The bytes of all tensors, side by side."""
-    return torch.cat([x.contiguous().view(-1).view(torch.uint8) for x in tensors])
+    return torch.cat([x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8) for x in tensors])
 
 
 def unpacked(together: Tensor, tensors: Sequence[Tensor]) -> list[np.ndarray]:

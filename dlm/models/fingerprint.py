@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dlm.models.transformer import Transformer
+from dlm.models.weight_only import parts
 
 WHOLE = 2**28
 """Up to so many bytes, the digest covers every weight; of larger networks, evenly spaced elements of each tensor."""
@@ -25,7 +26,7 @@ def weights_state(network: Transformer) -> tuple:
     It holds each weight's memory, torch's count of writes to it and its first values, since neither a fused optimiser
     nor a write through `.data` is counted. A write through `.data` that leaves the first values alone is not seen.
     """
-    tensors = [getattr(x, "_local_tensor", x) for x in (*network.parameters(), *network.buffers())]
+    tensors = [part for x in (*network.parameters(), *network.buffers()) for part in parts(x)]
     places = [
         (StorageWeakRef(x.untyped_storage()), x.storage_offset(), x.stride(), 0 if x.is_inference() else x._version)
         for x in tensors
@@ -59,7 +60,8 @@ def _digest(network: Transformer) -> str:
     digest = blake2b(digest_size=16)
     for name, parameter in parameters:
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-        digest.update(_values(parameter.detach(), sampled))
+        for part in parts(parameter.detach()):
+            digest.update(_values(part, sampled))
     return digest.hexdigest() + "~" * sampled
 
 

@@ -15,7 +15,7 @@ from dlm.models.draft_config import is_draft
 from dlm.models.families import OTHERS, TOKENS, config_from_hub
 from dlm.models.finding import find
 from dlm.models.lm import LM
-from dlm.models.quantise import Quantisation, quantise, require
+from dlm.models.quantise import AFTER_MERGING, Quantisation, quantise, require
 from dlm.models.settings import first_id, generation_of, settings_of, source_of
 from dlm.models.subnormals import subnormals_as_zeros
 from dlm.models.transformer import Transformer
@@ -47,6 +47,8 @@ def load(
     that training left, added to the weights unless `merge` is False; given as `name`, it brings its base model along.
     `quantize="nf4"` or `"int8"` packs the layers' matrices by bitsandbytes; an adapter then stays beside them. `"q8"` is for
     a CPU: int8 with a scale for every 64 numbers, head included, rounded while the file is read (an adapter is merged first).
+    `"torchao-fp8"`, `"torchao-int8"` and `"torchao-int4"` round the layers' matrices by torchao, after an adapter was merged
+    (needs `dlm[quant]`; int4 wants rows in multiples of 64, and bfloat16 on a GPU).
     """
     folder = find(name, revision)
     if adapter is None and (base := adapters.base_of(folder)) is not None:
@@ -82,10 +84,10 @@ def load(
     ids = special_ids(generation, tokenizer, source.replace("config.json", "generation_config.json"))
     config = config_from_hub(settings, source, ids)
     if quantize:
-        require(quantize, where, config)
-    early = quantize == "q8" and adapter is None
-    if quantize == "q8" and adapter is not None and not merge:
-        raise UserError("quantize = 'q8' rounds sums of weights and adapters: leave merge=False out")
+        require(quantize, where, config, pick_dtype(dtype, settings, where))
+    early, late = quantize == "q8" and adapter is None, quantize in AFTER_MERGING
+    if late and adapter is not None and not merge:
+        raise UserError(f"quantize = {quantize!r} rounds sums of weights and adapters: leave merge=False out")
     if tensor_parallel > 1:
         network = _split(config, folder, where, pick_dtype(dtype, settings, where), tensor_parallel)
     else:
@@ -93,11 +95,11 @@ def load(
             config, folder, torch.device("cpu") if quantize else where, pick_dtype(dtype, settings, where), early
         )
     lm = LM(network.eval(), tokenizer, str(name), settings, generation)
-    if quantize and quantize != "q8":
+    if quantize and not late:
         quantise(network, quantize, where)
     if adapter is not None:
-        adapters.load(lm, find(adapter), merged=merge and quantize in (None, "q8"))
-    if quantize == "q8" and not early:
+        adapters.load(lm, find(adapter), merged=merge and (late or not quantize))
+    if quantize and late and not early:
         quantise(network, quantize, where)
     return lm
 

@@ -1,4 +1,4 @@
-"""The layers' matrices in 4 or 8 bits, through bitsandbytes; q8 is this project's own, for a CPU."""
+"""The layers' matrices in 4 or 8 bits, through bitsandbytes or torchao; q8 is this project's own, for a CPU."""
 
 import logging
 from collections.abc import Callable
@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from dlm.errors import UserError
-from dlm.models import int8
+from dlm.models import int8, weight_only
 from dlm.models.config import ModelConfig
 from dlm.models.transformer import Transformer
 
-Quantisation = Literal["nf4", "int8", "q8"]
+Quantisation = Literal["nf4", "int8", "q8", "torchao-fp8", "torchao-int8", "torchao-int4"]
+AFTER_MERGING = ("q8", *weight_only.CONFIGS)
+"""Kinds that are made of weights to which adapters were added; beside those of bitsandbytes an adapter stays."""
 
 
 def quantise(network: Transformer, kind: Quantisation, device: torch.device, double: bool = True) -> None:
@@ -21,9 +23,13 @@ def quantise(network: Transformer, kind: Quantisation, device: torch.device, dou
     Embeddings, head and norms stay as they are, but q8 rounds the head too. `double` quantises the scales of nf4 as well. Products are computed in
     the dtype that the weights had.
     """
-    library = require(kind, device, network.config)
+    library = require(kind, device, network.config, network.embed.weight.dtype)
     if kind == "q8":
         int8.quantise(network)
+        return
+    if kind in weight_only.CONFIGS:
+        weight_only.quantise(network.layers, kind, device)
+        network.to(device)
         return
     for name, module in list(network.layers.named_modules()):
         if type(module) is nn.Linear:
@@ -54,10 +60,16 @@ def _int8(library: Any, linear: nn.Linear, double: bool) -> nn.Module:
 QUANTISED: dict[str, Callable[[Any, nn.Linear, bool], nn.Module]] = {"nf4": _nf4, "int8": _int8}
 
 
-def require(kind: Quantisation, device: torch.device, config: ModelConfig | None = None) -> Any:
-    """bitsandbytes, once it has multiplied by quantised matrices on this device; else an error with the way out.
+def require(
+    kind: Quantisation,
+    device: torch.device,
+    config: ModelConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
+    """bitsandbytes or torchao, once it has multiplied by quantised matrices on this device; else an error with the way out.
 
-    With `config` they have the shapes of that network's layers, otherwise one has 64 rows and columns. q8 needs no library.
+    With `config` they have the shapes of that network's layers, otherwise one has 64 rows and columns. `dtype` is that of
+    the weights. q8 needs no library.
     """
     if kind == "q8":
         if device.type != "cpu":
@@ -65,27 +77,41 @@ def require(kind: Quantisation, device: torch.device, config: ModelConfig | None
         if config is not None and config.moe is not None:
             raise UserError("quantize = 'q8': experts are stacked, and q8 rounds single matrices only")
         return None
+    name, extra = ("torchao", "quant") if kind in weight_only.CONFIGS else ("bitsandbytes", "qlora")
     if config is not None and config.moe is not None:
-        raise UserError(f"quantize = {kind!r}: experts are stacked, and bitsandbytes quantises single matrices only")
-    quiet()
+        raise UserError(f"quantize = {kind!r}: experts are stacked, and {name} quantises single matrices only")
+    found = None
     for rows, columns in [(64, 64)] if config is None else shapes(config):
         try:
-            import bitsandbytes
-
-            plain = nn.Linear(columns, rows, bias=False, device="meta")
-            plain.weight = nn.Parameter(torch.ones(rows, columns))
-            with torch.no_grad():
-                QUANTISED[kind](bitsandbytes, plain, True).to(device).eval()(torch.ones(2, columns, device=device))
+            found = _tried(kind, rows, columns, device, dtype)
         except ImportError as error:
-            raise UserError(f"{kind} needs bitsandbytes: pip install 'dlm[qlora]' ({error})") from error
-        except (RuntimeError, NotImplementedError, AttributeError, AssertionError, OSError) as error:
+            raise UserError(f"{kind} needs {name}: pip install 'dlm[{extra}]' ({error})") from error
+        except (RuntimeError, NotImplementedError, AttributeError, AssertionError, ValueError, OSError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             what = "" if config is None else f" for a matrix of {rows} rows and {columns} columns, which this model has"
             raise UserError(
-                f"this bitsandbytes cannot do {kind} on {device.type}{what} ({reason}); upgrade it, use a CUDA device, "
-                "or leave the weights unquantised"
+                f"this {name} cannot do {kind} on {device.type}{what} ({reason}); upgrade it, use a CUDA device, "
+                "another kind, or leave the weights unquantised"
             ) from error
-    return bitsandbytes
+    return found
+
+
+def _tried(kind: Quantisation, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> Any:
+    """The library, once a matrix of this shape was multiplied by. Raises what it raises."""
+    plain = nn.Linear(columns, rows, bias=False, device="meta")
+    with torch.no_grad():
+        if kind in weight_only.CONFIGS:
+            plain.weight = nn.Parameter(torch.ones(rows, columns, dtype=dtype))
+            both = nn.Sequential(plain)
+            weight_only.quantise(both, kind, device)
+            both(torch.ones(2, columns, device=device, dtype=dtype))
+            return weight_only.package()
+        quiet()
+        import bitsandbytes
+
+        plain.weight = nn.Parameter(torch.ones(rows, columns))
+        QUANTISED[kind](bitsandbytes, plain, True).to(device).eval()(torch.ones(2, columns, device=device))
+        return bitsandbytes
 
 
 def shapes(config: ModelConfig) -> list[tuple[int, int]]:
@@ -104,4 +130,4 @@ def quiet() -> None:
 
 def is_quantised(network: nn.Module) -> bool:
     """Whether any of its matrices is in 4 or 8 bits."""
-    return any(not p.is_floating_point() for p in network.parameters())
+    return any(weight_only.is_rounded(p) or not p.is_floating_point() for p in network.parameters())

@@ -1,11 +1,13 @@
 """What a server holds: its model, the runner of its engine, its store, its keys. Speaks no HTTP."""
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlm.inference.engine import Engine
 from dlm.inference.events import Stats
+from dlm.inference.warming import start_up
 from dlm.serving.config import ServeConfig
 from dlm.serving.keys import Keys
 from dlm.serving.log import RequestLog
@@ -60,6 +62,10 @@ class Server:
         lm = self._lm or load(**self.config.model.model_dump())
         limits = self.config.serve
         engine = Engine.of(lm, self.config.engine, trace=self.store, draft=self.config.draft.model)
+        self._note({"event": "memory", "plan": str(engine.memory)})
+        start_up(
+            engine, self.config.sampler, None, lambda done, of: self._note({"event": "warm", "done": done, "of": of})
+        )
         runner = Runner(
             engine, max_waiting=limits.max_waiting, max_failures=limits.max_failures, fatal=self._fail, failed=self._say
         )
@@ -92,6 +98,10 @@ class Server:
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
+
+    def _note(self, line: Mapping[str, Any]) -> None:
+        if self.log.enabled:
+            self.log.say(line)
 
     def _say(self, error: BaseException) -> None:
         self.log.say({"event": "step failed", "error": f"{type(error).__name__}: {error}"})

@@ -77,6 +77,19 @@ class FakeGPU(TorchFunctionMode):
         self.tape: list[tuple] | None = None
         self.tapes: list[list[tuple]] = []
 
+    def move(self, network: torch.nn.Module) -> None:
+        """Put a network's tensors on the device, in place."""
+
+        def there(x: Tensor | None) -> Any:
+            return x if x is None or isinstance(x, Remote) else Remote(x.detach(), self)
+
+        for module in network.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    tensors[name] = there(tensor)
+            if getattr(module, "packed", None) is not None:
+                module.packed = there(module.packed)  # pyright: ignore
+
     # ---- what the host does
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -144,7 +157,8 @@ class FakeGPU(TorchFunctionMode):
         flat, _ = tree_flatten((args, kwargs))
         strangers = [x for x in flat if isinstance(x, Tensor) and not isinstance(x, Remote) and x.dim() > 0]
         assert not strangers or name == "copy_", f"{name} reads a tensor of the host beside the device's"
-        if name in WAITS or (name.startswith(("index", "__getitem", "__setitem")) and _masked(args)):
+        counted = name == "repeat_interleave" and isinstance(args[1], int)  # the size is known without the device
+        if (name in WAITS and not counted) or (name.startswith(("index", "__getitem", "__setitem")) and _masked(args)):
             self.wait(name)
         given, named = tree_map(_inner, (list(args), kwargs))
         if "device" in named:
@@ -241,15 +255,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, lm: LM, kernels: str = "reference"
     """The model lies on a GPU while this is entered, and afterwards too: it is of no use to anything else."""
     gpu = FakeGPU(kernels)
     pack(lm.network)
-    for module in lm.network.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None:
-                module._parameters[name] = Remote(weight.detach(), gpu)  # pyright: ignore
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = Remote(buffer, gpu)
-        if getattr(module, "packed", None) is not None:
-            module.packed = Remote(module.packed, gpu)  # pyright: ignore
+    gpu.move(lm.network)
     run = Stepper.run
 
     def counted(self: Stepper, scheduled: Any) -> Any:

@@ -1,6 +1,7 @@
 """The engine on a GPU that is none: what it makes the host wait for, and that recorded steps decide what launched ones do."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from dlm.inference.decoding import infillings
 from dlm.kernels.c import native
 from tests.refusals import refused
 
+from . import speculative
 from .fake_gpu import FakeGPU, fake_gpu
 from .requests import FAMILIES, MIXED, holes, of_rule, prompts, tokens
 from .tiny import tiny_lm
@@ -21,6 +23,7 @@ from .tiny import tiny_lm
 MOE = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 16, "n_group": 4, "topk_group": 2}
 MOE |= {"num_shared_experts": 1, "expert_bias": True, "score_function": "sigmoid"}
 KINDS = FAMILIES | {"llada2": {**FAMILIES["sdar"], "model_type": "llada2_moe", "moe": MOE, "rotary_dim": 4}}
+SHORTEST = {"gen_length": 6}
 SHORT = {"gen_length": 8, "block_length": 4}
 CASES: dict[str, dict[str, Any]] = {
     **{rule: {**SHORT, **of_rule(rule, threshold=0.4, entropy_threshold=1.0, gamma=0.5)} for rule in RULES},
@@ -41,6 +44,8 @@ BUDGETS: dict[str, tuple[int, int, int]] = {
     "": (1, 1, 0),
     "credit": (1, 2, 50),  # what it remembers lies with the request, so it is decided launch by launch
     "mixed": (1, 2, 120),  # so are groups of several settings
+    "dflash": (1, 3, 0),  # up go what is drafted from, what is checked, and what becomes the draft's context
+    "diffusion": (1, 2, 0),
 }
 """The most that a step may do once its bucket is recorded; a name that is not here is held to the first line."""
 
@@ -169,6 +174,54 @@ def test_drafts_of_the_engine_itself(name, monkeypatch):
     thrice(monkeypatch, lambda: tiny_lm(**shape), run, name, draft=name)
 
 
+@pytest.mark.parametrize("verify", ["greedy", "match", "reject"])
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "sliding", "narrow", "first", "diffusion", "ngram"])
+def test_drafts_of_a_network(kind, verify, monkeypatch):
+    """What is drafted goes from the draft to the target on the device: the host reads both with the target's answers."""
+    warm = {} if verify == "greedy" else {"temperature": 0.8, "verify": verify, "seed": 3}
+    plain, there = ([], [])
+    for found in (plain, there):
+        lm = speculative.target(0)
+        draft = speculative.draft_of(kind, lm, 1, block_size=5)
+
+        def run(engine: dlm.Engine, found: list = found) -> Any:
+            names = [engine.add_request(prompt, **SHORTEST, **warm) for prompt in speculative.small(3)]
+            other = (
+                {} if verify == "match" else {"draft": False, "temperature": 0.8}
+            )  # settings of its own, or no draft
+            names.append(engine.add_request([1, 2, 1, 2, 1], **SHORTEST, **other))
+            results = {event.request_id: event.result for event in engine.stream() if event.result is not None}
+            found += [(results[name].tokens, results[name].accepted) for name in names]
+
+        if found is plain:
+            run(dlm.Engine(lm, num_pages=80, kernels="torch", draft=draft))
+            continue
+        with fake_gpu(monkeypatch, lm) as gpu:
+            for network in (draft, getattr(draft, "rest", None), getattr(draft, "network", None)):
+                if isinstance(network, torch.nn.Module):
+                    gpu.move(network)
+            run(dlm.Engine(lm, num_pages=80, draft=draft))
+    assert there == plain and any(accepted for _, accepted in there)
+    waits, uploads, _ = BUDGETS["diffusion" if kind in ("diffusion", "ngram") else "dflash"]
+    assert all(len(step.waits) <= waits and step.uploads <= uploads for step in gpu.steps), gpu.steps
+    assert all("transfers.py" in wait for step in gpu.steps for wait in step.waits)
+
+
+def test_the_target_sees_tokens_that_only_the_device_knows(monkeypatch):
+    lm, given, settings = speculative.target(0), speculative.small(3), {"gen_length": 20}
+    plain, drafter = speculative.plain(lm, given, **settings), speculative.told(lm, given, **settings)
+    propose = drafter.propose
+
+    def hidden(wishes: Any) -> Any:
+        found = [(guess, torch.from_numpy(guess.tokens).to("cuda")) for guess in propose(wishes)]
+        return [replace(guess, tokens=0 * guess.tokens, there=there) for guess, there in found]
+
+    monkeypatch.setattr(drafter, "propose", hidden)
+    with fake_gpu(monkeypatch, lm):
+        results = dlm.Engine(lm, num_pages=80, draft=drafter).generate(given, request_ids=["0", "1", "2"], **settings)
+    assert tokens(results) == plain and all(len(result.accepted) <= 2 for result in results)
+
+
 # ---- captures
 
 
@@ -240,12 +293,7 @@ def test_too_many_pages_for_what_is_left(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("dlm.inference.engine.PagePool", none_left)
-    refused(
-        "Engine\\(\\): 9 pages take .* GiB, and cpu has not so much left: lower memory_fraction",
-        dlm.Engine,
-        tiny_lm(),
-        num_pages=9,
-    )
+    refused("memory on cpu: .* it has not so much left. Lower num_pages \\(9\\)", dlm.Engine, tiny_lm(), num_pages=9)
 
 
 @pytest.mark.skipif(native.unavailable() is not None, reason="there is no C compiler")

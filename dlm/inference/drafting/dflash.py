@@ -5,26 +5,22 @@ requests with the same beginning share them, and parked requests take them along
 """
 
 from collections.abc import Sequence as Sized
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from dlm.diffusion.choose import Address, argmax, choose, distribution
-from dlm.diffusion.rng import Purpose, gumbel
-from dlm.diffusion.speculate import Drawn, draw
-from dlm.inference.drafting.addresses import addresses
+from dlm.inference.drafting.choosing import Choosing
 from dlm.inference.drafting.drafter import Guess, Plain, Wish
 from dlm.inference.forward import Forward
 from dlm.inference.fused import FusedLayers, freeze
-from dlm.inference.layout import Layout, rope_rows
+from dlm.inference.layout import Layout, lengthen_rope, rope_rows
 from dlm.inference.pages import PagePool
 from dlm.inference.scheduler import Scheduled
 from dlm.inference.spans import Span
+from dlm.inference.transfers import Transfers
 from dlm.models.attention import rotate
 from dlm.models.draft import Draft
 
@@ -45,6 +41,9 @@ class DFlash(Plain):
         self.body = draft.body()
         target = draft.target
         self.pool = PagePool(self.body, pool.num_pages, pool.page_size, target.device, target.dtype)
+        self.transfers = Transfers(target.device)
+        if self.transfers.remote:  # now, since making it keeps the host waiting
+            lengthen_rope(self.body, self.pool, target.config.context_length)
         self._freeze()
 
     def propose(self, wishes: Sized[Wish]) -> list[Guess]:
@@ -58,8 +57,9 @@ class DFlash(Plain):
         starts = np.cumsum([0, *sizes[:-1]])
         ids[starts] = [wish.sequence.canvas.tokens[wish.anchor] for wish in wishes]
         rows = np.concatenate([start + 1 + np.arange(wish.count) for start, wish in zip(starts, wishes, strict=True)])
-        hidden, logits = self._run(layout, ids, rows, np.concatenate([np.arange(size) for size in sizes]))
-        return self._guesses(wishes, hidden, logits)
+        choosing = Choosing(wishes, self.draft.candidate_selector)
+        run = self._run if self.draft.config.plain else self._run_apart
+        return choosing.guesses(*run(layout, ids, rows, sizes, choosing.arrays))
 
     def absorb(self, scheduled: Sized[Scheduled], forward: Forward) -> None:
         layout = forward.layout
@@ -68,10 +68,11 @@ class DFlash(Plain):
         if not len(rows):
             return
         whole = len(rows) == layout.rows
-        index = layout.upload(rows)
-        taps = forward.taps if whole else forward.taps.index_select(0, index)
-        slots = layout.slots if whole else layout.slots.index_select(0, index)
-        rope = rope_rows(self.body, self.pool, layout.positions[index], int(layout.host_positions.max()))
+        x = self.transfers.up(
+            {"rows": rows, "slots": layout.host_slots[rows], "positions": layout.host_positions[rows]}
+        )
+        taps, slots = forward.taps if whole else forward.taps.index_select(0, x["rows"]), x["slots"]
+        rope = rope_rows(self.body, self.pool, x["positions"], layout.furthest)
         assert rope is not None
         cos, sin = (table[0] for table in rope)
         context = self.draft.context(taps.flatten(1))
@@ -100,134 +101,54 @@ class DFlash(Plain):
         frozen = freeze(self.body, shared.frozen if whole else None) if plain and shared is not None else None
         self.fused = None if frozen is None else FusedLayers(self.body, frozen, keep_tokens=False)
 
-    def _run(self, layout: Layout, ids: np.ndarray, rows: np.ndarray, place: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Final states and logits of some rows."""
-        path = self.compute.path
-        if self.draft.config.plain:
-            forward = Forward(self.body, layout, path, self.fused, deterministic=self.compute.deterministic)
-            hidden = forward(self.compute.transfers.up(forward.arrays(ids, rows)))
-            return hidden, self.draft.scaled(forward.head(hidden))
-        embedded = self.draft.embedded(layout.upload(ids))
-        hidden = self.draft.run(embedded, self._attend(layout), layout.upload(place))[layout.upload(rows)]
-        head = None if self.draft.tokens is not None else self.compute.fused
-        return hidden, self.draft.scaled(self.body.head(hidden) if head is None else head.head(hidden))
+    def _run(
+        self, layout: Layout, ids: np.ndarray, rows: np.ndarray, sizes: list[int], more: dict[str, np.ndarray]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Final states and logits of some rows, and `more` on the device."""
+        forward = Forward(self.body, layout, self.compute.path, self.fused, deterministic=self.compute.deterministic)
+        x = self.transfers.up(forward.arrays(ids, rows) | more)
+        hidden = forward(x)
+        return hidden, self.draft.scaled(forward.head(hidden)), x
 
-    def _attend(self, layout: Layout) -> Any:
-        """Attention of a draft whose layers differ in what they see: one request after the other."""
-        cos, sin = (None, None) if layout.rope is None else (table[0] for table in layout.rope)
-        assert cos is not None and sin is not None
+    def _run_apart(
+        self, layout: Layout, ids: np.ndarray, rows: np.ndarray, sizes: list[int], more: dict[str, np.ndarray]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The same for a draft whose layers are not a plain network's: attention sees one request after the other."""
         size = self.pool.page_size
+        slots = [np.asarray(p.table)[:, None] * size + np.arange(size) for p in layout.pieces]
+        seen = {
+            f"seen {n}": x.reshape(-1)[: p.visible] for n, (x, p) in enumerate(zip(slots, layout.pieces, strict=True))
+        }
+        own = {"ids": ids, "rows": rows, "place": np.concatenate([np.arange(size) for size in sizes])}
+        own |= {"slots": layout.host_slots, "positions": layout.host_positions}
+        x = self.transfers.up(own | seen | more)
+        states = self.draft.run(self.draft.embedded(x["ids"]), self._attend(layout, x), x["place"])
+        hidden = states.index_select(0, x["rows"])
+        head = None if self.draft.tokens is not None else self.compute.fused
+        return hidden, self.draft.scaled(self.body.head(hidden) if head is None else head.head(hidden)), x
+
+    def _attend(self, layout: Layout, x: dict[str, Tensor]) -> Any:
+        rope = rope_rows(self.body, self.pool, x["positions"], layout.furthest)
+        assert rope is not None
+        cos, sin = (table[0] for table in rope)
+        heights = [torch.arange(piece.visible, device=x["ids"].device) for piece in layout.pieces]
 
         def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.pool.k[number].flatten(0, 1), self.pool.v[number].flatten(0, 1)
-            keys.index_copy_(0, layout.slots, rotate(k, cos, sin))
-            values.index_copy_(0, layout.slots, v)
+            keys.index_copy_(0, x["slots"], rotate(k, cos, sin))
+            values.index_copy_(0, x["slots"], v)
             queries, found = rotate(q, cos, sin), []
-            for piece in layout.pieces:
-                slots = (np.asarray(piece.table)[:, None] * size + np.arange(size)).reshape(-1)[: piece.visible]
-                index, mine = layout.upload(slots), slice(piece.start, piece.stop)
-                seen = self.draft.sight(number, layout.positions[mine], torch.arange(piece.visible, device=q.device))
+            for n, piece in enumerate(layout.pieces):
+                index, mine = x[f"seen {n}"], slice(piece.start, piece.stop)
+                seen = self.draft.sight(number, x["positions"][mine], heights[n])
                 heads = (queries[mine], keys[index], values[index])
-                parts = [x.transpose(0, 1)[None] for x in heads]
+                parts = [part.transpose(0, 1)[None] for part in heads]
                 grouped = q.shape[1] != k.shape[1]
                 out = F.scaled_dot_product_attention(*parts, attn_mask=seen, enable_gqa=grouped)
                 found.append(out[0].transpose(0, 1))
             return torch.cat(found)
 
         return attend
-
-    def _guesses(self, wishes: Sized[Wish], hidden: Float[Tensor, "n d"], logits: Float[Tensor, "n v"]) -> list[Guess]:
-        """Tokens of each wish from its rows; requests with the same settings are chosen for together."""
-        guesses: list[Guess | None] = [None] * len(wishes)
-        ends = np.cumsum([wish.count for wish in wishes])
-        kinds = list(dict.fromkeys(map(_kind, wishes)))  # in an order that processes agree on
-        order = sorted(range(len(wishes)), key=lambda i: kinds.index(_kind(wishes[i])))
-        for kind, members in groupby(order, key=lambda i: _kind(wishes[i])):
-            mine = list(members)
-            if len(mine) == len(wishes):
-                mine, states, scores = list(range(len(wishes))), hidden, logits
-            else:
-                rows = np.concatenate([np.arange(ends[i] - wishes[i].count, ends[i]) for i in mine])
-                index = torch.from_numpy(rows).to(logits.device)
-                states, scores = hidden.index_select(0, index), logits.index_select(0, index)
-            own = [wishes[i] for i in mine]
-            for i, guess in zip(mine, self._chosen(own, states, scores, *kind), strict=True):
-                guesses[i] = guess
-        return [guess for guess in guesses if guess is not None]
-
-    def _chosen(
-        self,
-        wishes: list[Wish],
-        hidden: Tensor,
-        logits: Tensor,
-        temperature: float,
-        top_k: int | None,
-        top_p: float | None,
-        verify: str,
-    ) -> list[Guess]:
-        counts = [wish.count for wish in wishes]
-        address = addresses(wishes, logits.device) if temperature > 0 else None
-        drawn = None
-        if self.draft.candidate_selector is not None:
-            tokens, drawn = self._walk(wishes, hidden, logits, temperature, verify, address)
-        elif address is None:
-            tokens = argmax(logits)
-        elif verify == "match":  # the same noise as the target's: where the two agree, so do their draws
-            tokens = choose(
-                logits, mask_id=None, temperature=temperature, top_k=top_k, top_p=top_p, address=address, check=False
-            ).token
-        else:
-            drawn = Drawn(distribution(logits, temperature, top_k, top_p))
-            tokens = draw(drawn.p, Purpose.DRAFT, address)
-        parts = np.split(tokens.cpu().numpy(), np.cumsum(counts)[:-1])
-        ends = np.cumsum(counts)
-        rows = [slice(int(end) - count, int(end)) for count, end in zip(counts, ends, strict=True)]
-        found = [None if drawn is None else drawn.rows(row) for row in rows]
-        return [Guess(part, own, forwards=1) for part, own in zip(parts, found, strict=True)]
-
-    def _walk(
-        self,
-        wishes: list[Wish],
-        hidden: Tensor,
-        logits: Tensor,
-        temperature: float,
-        verify: str,
-        address: Address | None,
-    ) -> tuple[Int[Tensor, " n"], Drawn | None]:
-        """DFlash 2: each token among its position's candidates, after the one chosen before it."""
-        selector = self.draft.candidate_selector
-        assert selector is not None
-        values, candidates = selector.candidates(logits)
-        noise = None
-        if address is not None and verify == "match":
-            noise = gumbel(**vars(address), vocab_size=logits.shape[-1]).gather(-1, candidates)
-        counts = [wish.count for wish in wishes]
-        starts = np.cumsum([0, *counts[:-1]])
-        chosen, probabilities = torch.zeros_like(candidates[:, 0]), torch.zeros_like(values)
-        previous = np.array([wish.sequence.canvas.tokens[wish.anchor] for wish in wishes])
-        before = torch.from_numpy(previous).to(logits.device)
-        for place in range(max(counts)):
-            alive = np.array([i for i, count in enumerate(counts) if count > place])
-            rows, who = (torch.from_numpy(x).to(logits.device) for x in (starts[alive] + place, alive))
-            scores = selector.scores(before[who], hidden[rows], values[rows], candidates[rows])
-            if address is None:
-                column = scores.argmax(-1)
-            elif noise is not None:
-                column = (scores / temperature + noise[rows]).argmax(-1)
-            else:
-                probabilities[rows] = distribution(scores, temperature)
-                column = draw(
-                    probabilities[rows], Purpose.DRAFT, Address(**{k: x[rows] for k, x in vars(address).items()})
-                )
-            tokens = candidates[rows].gather(-1, column[:, None])[:, 0]
-            chosen[rows] = tokens
-            before = before.index_copy(0, who, tokens)
-        return chosen, Drawn(probabilities, candidates) if address is not None and verify == "reject" else None
-
-
-def _kind(wish: Wish) -> tuple:
-    s = wish.sequence.decoding.settings
-    return (s.temperature, s.top_k, s.top_p, s.verify) if s.temperature > 0 else (0.0, None, None, "match")
 
 
 def _context_rows(item: Scheduled, layout: Layout) -> np.ndarray:

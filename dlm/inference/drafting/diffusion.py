@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlm.diffusion.choose import argmax, choose, distribution
-from dlm.diffusion.rng import Purpose
-from dlm.diffusion.speculate import Drawn, draw
-from dlm.inference.drafting.addresses import addresses
+from dlm.inference.drafting.choosing import Choosing
 from dlm.inference.drafting.drafter import Guess, Plain, Wish
+from dlm.inference.transfers import Transfers
 from dlm.models.lm import LM
 
 
@@ -25,9 +23,12 @@ class Diffusion(Plain):
     most = 15
 
     def __init__(self, lm: LM) -> None:
-        self.lm, self.mask = lm, lm.require_mask_id()
+        self.lm, self.mask, self.transfers = lm, lm.require_mask_id(), Transfers(lm.device)
+        if (rope := lm.network.rope) is not None:
+            lm.network.rope = rope[0].to(lm.device), rope[1]  # once: each forward would wait for it
 
     def propose(self, wishes: Sized[Wish]) -> list[Guess]:
+        choosing = Choosing(wishes)
         limit = self.lm.config.context_length
         texts = [wish.sequence.canvas.tokens[: wish.anchor + 1][-(limit - wish.count) :] for wish in wishes]
         longest = max(len(text) + wish.count for text, wish in zip(texts, wishes, strict=True))
@@ -37,28 +38,14 @@ class Diffusion(Plain):
             ids[i, : len(text)] = text
             valid[i, : len(text) + wish.count] = True
             rows[i, len(text) : len(text) + wish.count] = True
-        given = [torch.from_numpy(x).to(self.lm.device) for x in (ids, rows, valid)]
-        logits = self.lm.network.suppress(self.lm.predict(given[0], given[1], valid=given[2]), always=True).float()
+        x = self.transfers.up({"ids": ids, "valid": valid, "at": np.flatnonzero(rows), **choosing.arrays})
+        network = self.lm.network
+        states = network.attention.states(network.hidden(x["ids"], valid=x["valid"]), network.config.shifted_logits)
+        states = states.flatten(0, 1).index_select(0, x["at"])
+        logits = network.suppress(network.head(states), always=True).float()
         size = wishes[0].sequence.config.vocab_size
         logits = logits[:, :size] if logits.shape[-1] >= size else _padded(logits, size)
-        guesses, start = [], 0
-        for wish in wishes:
-            guesses.append(_guess(wish, logits[start : start + wish.count]))
-            start += wish.count
-        return guesses
-
-
-def _guess(wish: Wish, logits: Tensor) -> Guess:
-    s = wish.sequence.decoding.settings
-    if s.temperature == 0:
-        return Guess(argmax(logits).cpu().numpy(), forwards=1)
-    address = addresses([wish], logits.device)
-    if s.verify == "match":
-        settings = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p}
-        token = choose(logits, mask_id=None, **settings, address=address, check=False).token
-        return Guess(token.cpu().numpy(), forwards=1)
-    drawn = Drawn(distribution(logits, s.temperature, s.top_k, s.top_p))
-    return Guess(draw(drawn.p, Purpose.DRAFT, address).cpu().numpy(), drawn, forwards=1)
+        return choosing.guesses(states, logits, x)
 
 
 def _padded(logits: Tensor, size: int) -> Tensor:

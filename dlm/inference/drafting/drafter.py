@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from dlm.diffusion.speculate import Drawn
 
@@ -37,6 +38,8 @@ class Guess:
     """What they were drawn from, for requests that verify by `reject`; None there: each was certain."""
     forwards: int = 0
     """Forwards of a network that they cost."""
+    there: Tensor | None = None
+    """The tokens where a device holds them and the host does not: of `tokens` then only the length is read."""
 
 
 class Drafter(Protocol):

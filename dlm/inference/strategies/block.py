@@ -1,5 +1,6 @@
 """Strategy `block`: one block after the other, in the order of the plan (LLaDA's semi-autoregressive sampling)."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Sized
 from typing import TYPE_CHECKING, Any
 
@@ -74,13 +75,24 @@ class Block:
     def prepare(self, scheduled: "Sized[Scheduled]") -> None:
         pass
 
+    def late(self, seq: "Sequence") -> Tensor | None:
+        return None
+
+    def learn(self, seq: "Sequence", tokens: np.ndarray) -> None:
+        pass
+
     def observe(self, scheduled: "Sized[Scheduled]", forward: "Forward") -> None:
         pass
 
     def judges(self, seq: "Sequence") -> bool:
         return False
 
-    def judge(self, seqs: "Sized[Sequence]", p: Tensor, token: Tensor, address: Address) -> Tensor:
+    def judging(self, seqs: "Sized[Sequence]") -> dict[str, np.ndarray]:
+        return {}
+
+    def judge(
+        self, seqs: "Sized[Sequence]", p: Tensor, token: Tensor, address: Address, x: Mapping[str, Tensor]
+    ) -> Tensor:
         return token
 
     def resolve(self, seq: "Sequence", proposed: Decision) -> Decision:

@@ -4,6 +4,7 @@ Leviathan et al. (arXiv 2211.17192). The drafts stand in the canvas under masks,
 and taking a refused one back is nothing but writing over it: final are the keys of the tokens that were kept.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ class Memory:
     rows: int = 0
     drafts: np.ndarray = field(default_factory=NONE.copy)
     """Those that stand in the canvas now, from the first open position on."""
+    there: Tensor | None = None
+    """The drafts, where the host does not know them yet."""
     drawn: Drawn | None = None
     accepted: list[int] = field(default_factory=list)
     """Tokens that each verification added."""
@@ -83,10 +86,18 @@ class Speculative(Block):
         wishes = [Wish(seq, seq.canvas.first - 1, seq.memory.asked, seq.memory.rows) for seq in asking]
         for seq, guess in zip(asking, self.drafter.propose(wishes), strict=True):
             memory, first = seq.memory, seq.canvas.first
-            memory.drafts, memory.drawn = guess.tokens, guess.drawn
+            memory.drafts, memory.drawn, memory.there = guess.tokens, guess.drawn, guess.there
             memory.forwards += guess.forwards
             seq.canvas.tokens[first : first + len(guess.tokens)] = guess.tokens
         self.length.drafted(len(asking), sum(len(seq.memory.drafts) for seq in asking))
+
+    def late(self, seq: "Sequence") -> Tensor | None:
+        return seq.memory.there
+
+    def learn(self, seq: "Sequence", tokens: np.ndarray) -> None:
+        first = seq.canvas.first
+        seq.memory.drafts, seq.memory.there = tokens, None
+        seq.canvas.tokens[first : first + len(tokens)] = tokens
 
     def observe(self, scheduled: "Sized[Scheduled]", forward: "Forward") -> None:
         self.drafter.absorb(scheduled, forward)
@@ -94,19 +105,25 @@ class Speculative(Block):
     def judges(self, seq: "Sequence") -> bool:
         return seq.decoding.settings.verify == "reject" and seq.decoding.settings.temperature > 0
 
-    def judge(self, seqs: "Sized[Sequence]", p: Tensor, token: Tensor, address: Address) -> Tensor:
+    def judging(self, seqs: "Sized[Sequence]") -> dict[str, np.ndarray]:
         rows, start = [], 0
         for seq in seqs:
             rows.append(start + np.arange(len(seq.memory.drafts)))
             start += len(seq.canvas.columns)
-        drafting = [seq for seq in seqs if len(seq.memory.drafts)]
-        if not drafting:
+        return {"drafted": np.concatenate(rows), "drafts": np.concatenate([seq.memory.drafts for seq in seqs])}
+
+    def judge(
+        self, seqs: "Sized[Sequence]", p: Tensor, token: Tensor, address: Address, x: Mapping[str, Tensor]
+    ) -> Tensor:
+        known = x["drafts"].split([len(seq.memory.drafts) for seq in seqs])
+        pairs = [(seq.memory, tokens) for seq, tokens in zip(seqs, known, strict=True) if len(tokens)]
+        if not pairs:
             return token
-        index = torch.from_numpy(np.concatenate(rows)).to(token.device)
-        drafts = torch.from_numpy(np.concatenate([seq.memory.drafts for seq in drafting])).to(token.device)
-        q = torch.cat([_dense(seq.memory, p.shape[-1], p) for seq in drafting])
-        mine = Address(**{name: x[index] for name, x in vars(address).items()})
-        return token.index_copy(0, index, judge(p[index], Drawn(q), drafts, mine))
+        tokens = [part if memory.there is None else memory.there for memory, part in pairs]
+        q = torch.cat([_dense(memory.drawn, part, p) for (memory, _), part in zip(pairs, tokens, strict=True)])
+        index = x["drafted"]
+        mine = Address(**{name: part[index] for name, part in vars(address).items()})
+        return token.index_copy(0, index, judge(p[index], Drawn(q), torch.cat(tokens), mine))
 
     def resolve(self, seq: "Sequence", proposed: Decision) -> Decision:
         self.length.verified()
@@ -126,7 +143,7 @@ class Speculative(Block):
             memory.accepted.append(count)
             memory.drafted.append(len(memory.drafts))
             self.length.learn(memory.drafted[-1], count)
-        memory.drafts, memory.drawn = NONE, None
+        memory.drafts, memory.drawn, memory.there = NONE, None, None
         left = block.positions[canvas.masked[block.positions]]
         canvas.tokens[left] = canvas.mask_id
         seq.close(block)
@@ -182,9 +199,8 @@ class Speculative(Block):
         return True
 
 
-def _dense(memory: Memory, vocab_size: int, like: Tensor) -> Tensor:
-    """q of a request's drafts over the whole vocabulary."""
-    if memory.drawn is not None:
-        return memory.drawn.dense(vocab_size).to(like.dtype)
-    drafts = torch.from_numpy(memory.drafts).to(like.device)
-    return like.new_zeros(len(drafts), vocab_size).scatter_(-1, drafts[:, None], 1)
+def _dense(drawn: Drawn | None, drafts: Tensor, like: Tensor) -> Tensor:
+    """q of a request's drafts over the whole vocabulary, of which `like` has a column a token."""
+    if drawn is not None:
+        return drawn.dense(like.shape[-1]).to(like.dtype)
+    return like.new_zeros(len(drafts), like.shape[-1]).scatter_(-1, drafts[:, None], 1)

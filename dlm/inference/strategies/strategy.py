@@ -1,5 +1,6 @@
 """What a decoding strategy is: the part of a step that differs between them."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Sized
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,6 +85,17 @@ class Strategy(Protocol):
         """What a step computes before the network's forward, for those requests of this strategy that take part."""
         ...
 
+    def late(self, seq: "Sequence") -> Tensor | None:
+        """Tokens from the first open position on that a device holds and the host does not know yet, (n,); mostly None.
+
+        The step shows them to the network in place of the canvas's, and gives them to `learn` with the network's answers.
+        """
+        ...
+
+    def learn(self, seq: "Sequence", tokens: np.ndarray) -> None:
+        """What `late` promised."""
+        ...
+
     def observe(self, scheduled: "Sized[Scheduled]", forward: "Forward") -> None:
         """What a step computes after the network's forward, before its answers are decided upon."""
         ...
@@ -92,8 +104,17 @@ class Strategy(Protocol):
         """Whether tokens are chosen by `judge`."""
         ...
 
-    def judge(self, seqs: "Sized[Sequence]", p: Tensor, token: Tensor, address: Address) -> Tensor:
-        """Other tokens, (n,), than those that were drawn from p, (n, v), for the columns that these requests asked about."""
+    def judging(self, seqs: "Sized[Sequence]") -> dict[str, np.ndarray]:
+        """Arrays that `judge` will read on the device."""
+        ...
+
+    def judge(
+        self, seqs: "Sized[Sequence]", p: Tensor, token: Tensor, address: Address, x: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Other tokens, (n,), than those that were drawn from p, (n, v), for the columns that these requests asked about.
+
+        `x` has the arrays of `judging`, as tensors.
+        """
         ...
 
     def resolve(self, seq: "Sequence", proposed: Decision) -> Decision:
