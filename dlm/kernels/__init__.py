@@ -5,7 +5,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "dispatch": ["confidence", "paged_attention", "rms_norm", "rope_write"],
+        "dispatch": ["confidence", "gated", "paged_attention", "rms_norm", "rope_write"],
         "picked": ["Picked"],
         "spans": ["Spans"],
     },

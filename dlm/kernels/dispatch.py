@@ -12,6 +12,8 @@ from dlm.kernels.spans import Spans
 
 def _run(name: str, x: Tensor, *arguments: Any) -> Any:
     path = path_of(x)
+    if name not in path.modules:
+        path = PATHS["torch"]
     with path.launching(x):
         return path.kernel(name)(x, *arguments)
 
@@ -43,13 +45,16 @@ def rope_write(
     k_pages: Float[Tensor, "p s g e"],
     v_pages: Float[Tensor, "p s g e"],
     slots: Int[Tensor, " n"],
+    q_weight: Float[Tensor, " e"] | None = None,
+    k_weight: Float[Tensor, " e"] | None = None,
+    eps: float = 0.0,
 ) -> Float[Tensor, "n h e"]:
     """Rotate q and k by their rows' cos and sin (both None: not at all), write k and v to pages, return q.
 
-    The first r channels of each head are turned, half-split. `slots` are page * s + offset; -1 writes nothing. The
-    pools must be contiguous.
+    The first r channels of each head are turned, half-split. With `q_weight` and `k_weight`, in the dtype of q, each head
+    is first normed as by `rms_norm`. `slots` are page * s + offset; -1 writes nothing. The pools must be contiguous.
     """
-    return _run("rope_write", q, k, v, cos, sin, k_pages, v_pages, slots)
+    return _run("rope_write", q, k, v, cos, sin, k_pages, v_pages, slots, q_weight, k_weight, eps)
 
 
 def rms_norm(
@@ -57,6 +62,11 @@ def rms_norm(
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
     """(norm of x + residual, x + residual): the sum in x's dtype, the norm in fp32, cast back, then times weight."""
     return _run("rms_norm", x, weight, eps, residual)
+
+
+def gated(gate_up: Float[Tensor, "n two_f"]) -> Float[Tensor, "n f"]:
+    """silu of a row's first half times its second half; silu and product are each rounded to the dtype."""
+    return _run("gated", gate_up)
 
 
 def confidence(

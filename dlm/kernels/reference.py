@@ -41,11 +41,17 @@ def rope_write(
     k_pages: Float[Tensor, "p s g e"],
     v_pages: Float[Tensor, "p s g e"],
     slots: Int[Tensor, " n"],
+    q_weight: Float[Tensor, " e"] | None = None,
+    k_weight: Float[Tensor, " e"] | None = None,
+    eps: float = 0.0,
 ) -> Float[Tensor, "n h e"]:
-    """Rotate q and k (half-split, the first r channels), write k and v to flat slots page * s + offset, return q.
+    """Norm q and k where there are weights for it, rotate them (half-split, the first r channels), write k and v to flat
+    slots page * s + offset, return q.
 
     Slot -1 writes nothing. The pools must be contiguous.
     """
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps)[0], rms_norm(k, k_weight, eps)[0]
     if cos is not None and sin is not None:
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
     kept = slots >= 0
@@ -72,6 +78,12 @@ def rms_norm(
     wide = total.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * normed.to(total.dtype), total
+
+
+def gated(gate_up: Float[Tensor, "n two_f"]) -> Float[Tensor, "n f"]:
+    """silu(first half) * second half."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 def confidence(

@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dlm.models.config import ModelConfig, MoEConfig
+from dlm.models.gated import SwiGLU
 
 
 class Router(nn.Module):
@@ -65,20 +66,6 @@ class Experts(nn.Module):
         return torch.cat(pieces) if pieces else x
 
 
-class Shared(nn.Module):
-    """The experts that every token passes through: side by side they are one wider SwiGLU."""
-
-    def __init__(self, config: ModelConfig, moe: MoEConfig) -> None:
-        super().__init__()
-        d, f = config.hidden_size, moe.intermediate_size * moe.num_shared_experts
-        self.gate_proj = nn.Linear(d, f, bias=False)
-        self.up_proj = nn.Linear(d, f, bias=False)
-        self.down_proj = nn.Linear(f, d, bias=False)
-
-    def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class MoE(nn.Module):
     """Routed experts, weighted and summed in fp32, plus the shared ones."""
 
@@ -88,7 +75,9 @@ class MoE(nn.Module):
         assert moe is not None
         self.router = Router(config, moe)
         self.experts = Experts(config, moe)
-        self.shared = Shared(config, moe) if moe.num_shared_experts else None
+        shared = moe.num_shared_experts * moe.intermediate_size
+        self.shared = SwiGLU(config.hidden_size, shared) if shared else None
+        """The experts that every token passes through: side by side they are one wider SwiGLU."""
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         flat = x.reshape(-1, x.shape[-1])

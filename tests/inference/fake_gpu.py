@@ -167,8 +167,8 @@ class FakeGPU(TorchFunctionMode):
 
     def kernel(self, name: str) -> Callable[..., Any]:
         """A launch of the kernel of that name."""
-        twin = getattr(self.kernels, name)
         fallback = getattr(reference, name)
+        twin = getattr(self.kernels, name, fallback)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             args = tuple(replace(x) if isinstance(x, Spans) else x for x in args)  # without what it read before
@@ -240,7 +240,7 @@ class Event:
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, lm: LM, kernels: str = "reference") -> Iterator[FakeGPU]:
     """The model lies on a GPU while this is entered, and afterwards too: it is of no use to anything else."""
     gpu = FakeGPU(kernels)
-    pack(lm.network)
+    pack(lm.network, launched=True)
     for module in lm.network.modules():
         for name, weight in module._parameters.items():
             if weight is not None:
@@ -248,8 +248,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, lm: LM, kernels: str = "reference"
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = Remote(buffer, gpu)
-        if getattr(module, "packed", None) is not None:
-            module.packed = Remote(module.packed, gpu)  # pyright: ignore
+        for name in ("packed", "packed_bias"):
+            if getattr(module, name, None) is not None:
+                setattr(module, name, Remote(getattr(module, name), gpu))
     run = Stepper.run
 
     def counted(self: Stepper, scheduled: Any) -> Any:

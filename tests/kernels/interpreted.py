@@ -42,7 +42,9 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles and chunks so small that tiny shapes have several."""
-    monkeypatch.setattr(attention, "CHUNK", 32)
+    monkeypatch.setattr(attention, "CHUNK", 16)
+    monkeypatch.setattr(attention, "FINE", 2)
+    monkeypatch.setattr(attention, "AHEAD", 2)
     monkeypatch.setattr(attention, "COMBINED", 16)
     monkeypatch.setattr(attention, "tile_of", lambda *_: attention.Tile(16, 16, 4))
     monkeypatch.setattr(pick, "CHUNK", 64)
