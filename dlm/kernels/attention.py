@@ -12,122 +12,19 @@ in a result.
 # pyright: reportArgumentType=false, reportOperatorIssue=false
 # (inside a kernel, Python is Triton's)
 
-from dataclasses import dataclass
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from dlm.errors import UserError
+from dlm.kernels import dealing
+from dlm.kernels.chips import Chip, stages_of, tile_of
+from dlm.kernels.dealing import begin_of, chunks_of, end_after, span_of
 from dlm.kernels.spans import Spans
 
-CHUNK = 256  # keys
-FINE = 16  # chunks of that size; from there on FINE / 2 of them each time the context doubles, so there are never many
-OCTAVES = 12  # doublings: 16 million keys
-COMBINED = 4  # rows a program of the second kernel adds up
-AHEAD = 8  # chunks it loads at a time
+AHEAD = 8  # chunks that the second kernel loads at a time
 LOG2_E = 1.4426950408889634
-
-
-@dataclass(frozen=True)
-class Chip:
-    """What a launch has to know of the GPU."""
-
-    multiprocessors: int
-    shared_memory: int
-    """Bytes a program may have."""
-    generation: int
-    """CUDA compute capability's major number; 0 elsewhere."""
-
-    @classmethod
-    @cache
-    def of(cls, device: torch.device) -> "Chip":
-        if device.type != "cuda":  # Triton's interpreter
-            return cls(1, 65536, 0)
-        facts = torch.cuda.get_device_properties(device)
-        shared = getattr(facts, "shared_memory_per_block_optin", 0) or facts.shared_memory_per_block
-        return cls(facts.multi_processor_count, shared, 0 if torch.version.hip else facts.major)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What a program holds at once: rows (queries × heads of a group) and keys."""
-
-    rows: int
-    keys: int
-    warps: int
-
-
-TILES = {  # (head size up to, bytes of an element): small enough for every chip's registers, wide enough for its tensor cores
-    (64, 2): Tile(64, 64, 4),
-    (128, 2): Tile(64, 64, 4),
-    (256, 2): Tile(64, 32, 8),
-    (64, 4): Tile(32, 32, 4),
-    (128, 4): Tile(32, 16, 8),
-    (256, 4): Tile(32, 16, 8),
-}
-BLACKWELL = {(128, 2): Tile(64, 64, 8)}  # accumulators live in tensor memory: more warps have room to scale them
-
-
-def tile_of(head_dim: int, itemsize: int, chip: Chip) -> Tile:
-    """The tile of a head size on a chip: never of the batch, or results would follow it."""
-    tiles = {**TILES, **BLACKWELL} if chip.generation == 10 else TILES
-    fitting = [tile for (size, width), tile in tiles.items() if head_dim <= size and width == itemsize]
-    if not fitting:
-        raise UserError(
-            f"no attention kernel for heads of {head_dim} channels of {itemsize} bytes: they go up to 256 channels, in "
-            "float16, bfloat16 or float32"
-        )
-    return fitting[0]
-
-
-def stages_of(tile: Tile, head_dim: int, itemsize: int, chip: Chip) -> int:
-    """Triton's `num_stages`: three key tiles in shared memory where two programs still fit beside each other, else two.
-
-    The page table is a pipelined load of its own, before the keys', so b tiles take 2 b - 1 stages. Results do not change.
-    """
-    row = triton.next_power_of_2(head_dim) * itemsize
-    return 5 if 2 * (tile.rows + 3 * 2 * tile.keys) * row < chip.shared_memory else 3
-
-
-def chunks_in(keys: int) -> int:
-    """How many chunks so many keys are; at least one."""
-    first = CHUNK * FINE
-    found = -(-min(keys, first) // CHUNK)
-    for octave in range(OCTAVES):
-        found += -(-min(max(keys - (first << octave), 0), first << octave) // (2 * CHUNK << octave))
-    return max(1, found)
-
-
-@dataclass(frozen=True)
-class Work:
-    """How a launch is dealt out. No number here changes a result."""
-
-    tiles: int
-    """Programs a head for spans that are whole."""
-    parts: int
-    """Programs a head for chunks of spans that are cut; 0: no span can be."""
-    room: int
-    """Chunks of tiles, a head, that can be kept."""
-    rows: int
-    """Programs a head that add chunks up."""
-    bar: int
-    """A span is cut where its keys, so many times, are more than those of all tiles together."""
-
-    @classmethod
-    def of(cls, spans: Spans, rows: int, group: int, heads: int, tile: Tile, chip: Chip, split: bool | None) -> "Work":
-        tiles = min(rows * group // tile.rows + len(spans), len(spans) * -(-spans.max_queries * group // tile.rows))
-        chunks = chunks_in(spans.max_visible)
-        most = tiles if split else min(tiles, (chip.multiprocessors - 1) // heads)  # tiles of spans over the bar
-        if split is False or chunks == 1 or most == 0:
-            return cls(tiles, 0, 0, 0, 0)
-        parts = min(-(-2 * chip.multiprocessors // heads), most * chunks)
-        return cls(
-            tiles, parts, most * chunks, most * -(-tile.rows // COMBINED), 1 << 30 if split else chip.multiprocessors
-        )
 
 
 def paged_attention(
@@ -144,21 +41,13 @@ def paged_attention(
     page_size, g = k_pages.shape[1:3]
     assert h % g == 0 and q.stride(2) == k_pages.stride(3) == v_pages.stride(3) == 1, (q.shape, k_pages.shape)
     assert k_pages.dtype == v_pages.dtype == q.dtype and spans.tables.stride(1) == 1
-    assert spans.max_visible <= (CHUNK * FINE) << OCTAVES, spans.max_visible
     out = torch.empty((n, h, e), dtype=q.dtype, device=q.device)
     if n == 0 or spans.max_queries == 0:
         return out
     chip, group = Chip.of(q.device), h // g
     tile = tile_of(e, q.element_size(), chip)
-    work = Work.of(spans, n, group, g, tile, chip, split)
-    cuts = {
-        "CHUNK": CHUNK,
-        "FINE": FINE,
-        "OCTAVES": OCTAVES,
-        "ROWS": tile.rows,
-        "SPANS": triton.next_power_of_2(len(spans)),
-    }
-    ends = _ends(spans, work, group, g, cuts)
+    work = dealing.Work.of(spans, n, group, g, tile, chip, split)
+    cuts = dealing.cuts_of(spans, tile)
     partial, sums = out, out  # stand-ins, never touched
     if work.parts:
         partial = torch.empty((work.room, g, tile.rows, e), dtype=torch.float32, device=q.device)
@@ -166,7 +55,7 @@ def paged_attention(
     shape = {"HEAD": e, "PADDED": triton.next_power_of_2(e), "GROUP": group, **cuts}
     blocks = 2 if spans.block_lengths is not None else int(block_length is not None)
     table = (
-        ends,
+        dealing.ends_of(spans, work, group, g, cuts),
         len(spans),
         spans.starts,
         spans.positions,
@@ -184,74 +73,9 @@ def paged_attention(
     if work.parts:
         combine[(work.rows, g)](
             out, partial, sums, *table,
-            **shape, BLOCKS=blocks, COMBINED=COMBINED, AHEAD=AHEAD, num_warps=4, enable_fp_fusion=False,
+            **shape, BLOCKS=blocks, COMBINED=dealing.COMBINED, AHEAD=AHEAD, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out
-
-
-def _ends(spans: Spans, work: Work, group: int, heads: int, cuts: dict[str, int]) -> Tensor:
-    """Of each span, where its programs end among those of all: whole tiles, chunks, rows to add up. Once a forward."""
-    key = work, group, heads, cuts["ROWS"]
-    if key not in spans.dealt:
-        spans.dealt[key] = torch.empty((3, len(spans)), dtype=torch.int32, device=spans.visible.device)
-        deal[(1,)](
-            spans.starts, spans.visible, spans.dealt[key], len(spans), heads, work.bar, work.room,
-            GROUP=group, COMBINED=COMBINED, **cuts, num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
-    return spans.dealt[key]
-
-
-@triton.jit
-def chunks_of(keys, CHUNK: tl.constexpr, FINE: tl.constexpr, OCTAVES: tl.constexpr):
-    """How many chunks so many keys are."""
-    found = tl.cdiv(tl.minimum(keys, CHUNK * FINE), CHUNK)
-    for octave in tl.static_range(OCTAVES):
-        later = tl.minimum(tl.maximum(keys - CHUNK * FINE * 2**octave, 0), CHUNK * FINE * 2**octave)
-        found += tl.cdiv(later, 2 * CHUNK * 2**octave)
-    return found
-
-
-@triton.jit
-def begin_of(chunk, CHUNK: tl.constexpr, FINE: tl.constexpr):
-    """The first key of a chunk."""
-    later = tl.maximum(chunk - FINE, 0)
-    octave, place = later // (FINE // 2), later % (FINE // 2)
-    return tl.where(chunk < FINE, chunk * CHUNK, (later * 0 + CHUNK) * (FINE + 2 * place) << octave)
-
-
-@triton.jit
-def end_after(start, CHUNK: tl.constexpr, FINE: tl.constexpr, OCTAVES: tl.constexpr):
-    """Where the chunk ends that begins at a key."""
-    size = start * 0 + CHUNK
-    for octave in tl.static_range(OCTAVES):
-        size = tl.where(start >= CHUNK * FINE * 2**octave, 2 * CHUNK * 2**octave, size)
-    return start + size
-
-
-@triton.jit(do_not_specialize=["b", "heads", "bar", "room"])
-def deal(
-    starts, visible, ends, b, heads, bar, room, GROUP: tl.constexpr, ROWS: tl.constexpr, COMBINED: tl.constexpr,
-    CHUNK: tl.constexpr, FINE: tl.constexpr, OCTAVES: tl.constexpr, SPANS: tl.constexpr,
-):  # fmt: skip
-    span = tl.arange(0, SPANS)
-    there = span < b
-    rows = tl.load(starts + span + 1, mask=there, other=0) - tl.load(starts + span, mask=there, other=0)
-    rows, keys = rows * GROUP, tl.load(visible + span, mask=there, other=0)
-    tiles, chunks = tl.cdiv(rows, ROWS), chunks_of(keys, CHUNK, FINE, OCTAVES)
-    total = tl.sum(tiles.to(tl.int64) * keys) * heads
-    cut = (chunks > 1) & (keys.to(tl.int64) * bar > total)
-    cut = cut & (tl.cumsum(tl.where(cut, tiles * chunks, 0)) <= room)
-    tl.store(ends + span, tl.cumsum(tl.where(cut, 0, tiles)), mask=there)
-    tl.store(ends + b + span, tl.cumsum(tl.where(cut, tiles * chunks, 0)), mask=there)
-    tl.store(ends + 2 * b + span, tl.cumsum(tl.where(cut, tl.cdiv(rows, COMBINED), 0)), mask=there)
-
-
-@triton.jit
-def span_of(ends, item, b, SPANS: tl.constexpr):
-    """The span that an item belongs to, and its number among that span's."""
-    at = tl.arange(0, SPANS)
-    bounds = tl.load(ends + at, mask=at < b, other=2147483647)
-    return tl.sum((bounds <= item).to(tl.int32)), item - tl.max(tl.where(bounds <= item, bounds, 0))
 
 
 @triton.jit

@@ -7,6 +7,7 @@ interpreter's products of bf16 are wrong without a word.
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from dlm.diffusion import rng
-from dlm.kernels import Spans, attention, dispatch, paths, pick, reference, rope
+from dlm.kernels import Spans, attention, chips, dealing, dispatch, gate, paths, pick, reference, rope
 from tests.inference.tiny import tiny_lm
 from tests.kernels import draw
 
@@ -42,11 +43,11 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles and chunks so small that tiny shapes have several."""
-    monkeypatch.setattr(attention, "CHUNK", 16)
-    monkeypatch.setattr(attention, "FINE", 2)
+    monkeypatch.setattr(dealing, "CHUNK", 16)
+    monkeypatch.setattr(dealing, "FINE", 2)
+    monkeypatch.setattr(dealing, "COMBINED", 8)
     monkeypatch.setattr(attention, "AHEAD", 2)
-    monkeypatch.setattr(attention, "COMBINED", 16)
-    monkeypatch.setattr(attention, "tile_of", lambda *_: attention.Tile(16, 16, 4))
+    monkeypatch.setattr(attention, "tile_of", lambda *_: chips.Tile(16, 16, 4))
     monkeypatch.setattr(pick, "CHUNK", 64)
 
 
@@ -59,6 +60,61 @@ def test_attention(seed):
     whole, split = (attention.paged_attention(*case.arguments, split=split) for split in (False, True))
     torch.testing.assert_close(whole, twin, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert torch.equal(whole, split), "one program a chunk, or all chunks in one: the same bits"
+
+
+def cut(spans: Spans) -> list[bool]:
+    """Of each span, whether the latest launch cut it."""
+    chunks = list(spans.dealt.values())[-1][1].tolist()
+    return [a != b for a, b in zip([0, *chunks], chunks, strict=False)]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("block_length", [None, 4])
+def test_only_the_longest_of_many_is_cut(block_length, monkeypatch):
+    monkeypatch.setattr(chips.Chip, "of", lambda _: chips.Chip(4, 65536, 0))
+    lengths = [20, 9, 200, 31]
+    k, v = torch.randn(2, 70, 4, 1, 8).unbind()
+    tables = torch.randperm(70)[:66].split([5, 3, 50, 8])
+    positions = [range(max(0, n - 6), n) for n in lengths]
+    spans = Spans.of(positions, lengths, [t.tolist() for t in tables])
+    q = torch.randn(int(spans.starts[-1]), 2, 8)
+    found = attention.paged_attention(q, k, v, spans, block_length)
+    assert cut(spans) == [False, False, True, False]
+    torch.testing.assert_close(found, reference.paged_attention(q, k, v, spans, block_length), atol=2e-6, rtol=2e-6)
+    plain = replace(spans)
+    assert torch.equal(attention.paged_attention(q, k, v, plain, block_length, split=False), found)
+    assert cut(plain) == [False] * 4
+    crowd = Spans.of(positions * 5, lengths * 5, [t.tolist() for t in tables] * 5)
+    assert torch.equal(attention.paged_attention(q.repeat(5, 1, 1), k, v, crowd, block_length)[: len(q)], found)
+    assert not any(cut(crowd)), "five long ones keep all busy"
+
+
+@pytest.mark.parametrize("fine", [2, 16])
+def test_chunks_begin_where_they_end_and_are_counted(fine, monkeypatch):
+    """The three formulas that programs find chunks by say the same."""
+    monkeypatch.setattr(dealing, "CHUNK", 8)
+    monkeypatch.setattr(dealing, "FINE", fine)
+    begins, at = [], 0
+    while at < 3000:
+        begins.append(at)
+        at += 8 * max(1, 2 ** (at // (8 * fine)).bit_length() if at >= 8 * fine else 1)
+    keys = torch.tensor([*range(1, 700), 1024, 1025, 2999])
+    expected = torch.tensor([sum(begin < key for begin in begins) for key in keys.tolist()])
+    assert [dealing.chunks_in(key) for key in keys.tolist()] == expected.tolist()
+    found = torch.empty(3, 1024, dtype=torch.int32)
+    formulas[(1,)](found, torch.nn.functional.pad(keys, (0, 1024 - len(keys))).int(), len(begins), 8, fine, 12)
+    assert found[0, : len(keys)].tolist() == expected.tolist()
+    assert found[1, : len(begins)].tolist() == begins
+    assert found[2, : len(begins) - 1].tolist() == begins[1:]
+
+
+@triton.jit
+def formulas(out, keys, count, CHUNK: tl.constexpr, FINE: tl.constexpr, OCTAVES: tl.constexpr):
+    at = tl.arange(0, 1024)
+    tl.store(out + at, dealing.chunks_of(tl.load(keys + at), CHUNK, FINE, OCTAVES))
+    begin = dealing.begin_of(tl.minimum(at, count - 1), CHUNK, FINE)
+    tl.store(out + 1024 + at, begin)
+    tl.store(out + 2048 + at, dealing.end_after(begin, CHUNK, FINE, OCTAVES))
 
 
 @pytest.mark.usefixtures("small")
@@ -86,7 +142,7 @@ def test_padding_changes_no_bit(seed):
 
 def test_attention_at_full_size():
     case = draw.attention(11, head_dims=(80,), page_sizes=(16,), longest=300, most_queries=3, groups=(2,))
-    assert case.spans.max_visible > attention.CHUNK
+    assert case.spans.max_visible > dealing.CHUNK
     found, twin = dispatch.paged_attention(*case.arguments), reference.paged_attention(*case.arguments)
     torch.testing.assert_close(found, twin, atol=2e-6, rtol=2e-6)
 
@@ -106,6 +162,37 @@ def test_rotation_and_write(seed):
     found, twin = rope.rope_write(*ours), reference.rope_write(*twins)
     for a, b in zip((found, ours[5], ours[6]), (twin, twins[5], twins[6]), strict=True):
         assert a.dtype == b.dtype and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)), "the same bits"
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_norm_rotation_and_write(seed):
+    dtype = DTYPES[seed % 2]
+    case = draw.writing(seed).to(dtype)
+    norms = (*torch.randn(2, case.q.shape[2], generator=torch.Generator().manual_seed(seed)).to(dtype), 1e-5)
+    ours, twins = case.arguments, case.arguments
+    found, twin = rope.rope_write(*ours, *norms), reference.rope_write(*twins, *norms)
+    assert torch.equal(ours[6].nan_to_num(7.0), twins[6].nan_to_num(7.0)), "values are as they were"
+    for a, b in ((found, twin), (ours[5], twins[5])):
+        torch.testing.assert_close(a, b, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], equal_nan=True)
+        assert dtype == torch.float32 or (a.nan_to_num(7.0) == b.nan_to_num(7.0)).float().mean() > 0.97, (
+            "rounded where it is"
+        )
+    few = case.arguments
+    last = rope.rope_write(*(None if x is None else x[-1:] for x in few[:5]), *few[5:7], few[7][-1:], *norms)
+    assert torch.equal(last, found[-1:])
+
+
+@pytest.mark.parametrize(("n", "f"), [(1, 3), (7, 40), (3, 1500), (0, 8)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate(n, f, dtype):
+    wide = 4 * torch.randn(n, 2 * f + 3, generator=torch.Generator().manual_seed(f)).to(dtype)
+    wide[:, 2 * f :] = float("nan")
+    wide[:1, 0] = -100.0
+    found, twin = gate.gated(wide[:, : 2 * f]), reference.gated(wide[:, : 2 * f])
+    assert found.dtype == dtype and found.shape == (n, f)
+    torch.testing.assert_close(found, twin, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    if dtype == torch.float16 and n * f > 1000:  # silu is rounded before the product
+        assert (found == twin).float().mean() > 0.99
 
 
 @pytest.mark.parametrize(("n", "d", "added"), [(1, 5, False), (700, 20, True), (30, 64, False), (2, 2500, True)])
