@@ -29,6 +29,9 @@ READS = {"item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "
 WAITS = {"nonzero", "masked_select", "equal", "allclose", "bincount", "unique", "repeat_interleave"}
 ASKED = {"dim", "size", "stride", "numel", "__len__", "element_size", "is_contiguous", "is_floating_point", "nelement"}
 ASKED |= {"untyped_storage", "storage_offset", "get_device", "is_inference", "requires_grad_", "__hash__"}
+LAUNCHES = {"route": 2, "mixture": 4, "confidence": 2}
+"""Of kernels that are several. Attention is two where a span can be cut."""
+CHUNK = 256
 WIDE = {"linear", "matmul"}
 """Computed in double precision, so that a row's result does not depend on the other rows."""
 
@@ -184,7 +187,7 @@ class FakeGPU(TorchFunctionMode):
                 out = run(*given, **named)
             results = list(vars(out).values() if hasattr(out, "first_token") else tree_flatten(out)[0])
             results = [x.clone() if any(x is y for y in given) else x for x in results]
-            self.now.launches += 1
+            self.now.launches += LAUNCHES.get(name, 1) + (name == "paged_attention" and args[3].max_visible > CHUNK)
             if self.tape is not None:
                 self.tape.append((run, given, named, results))
             wrapped = [Remote(x, self) for x in results]
