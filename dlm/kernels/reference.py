@@ -100,7 +100,7 @@ def route(
     scores = logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
     choice = scores if bias is None else scores + bias.float()
     if routing.kept_groups < routing.groups:
-        groups = choice.view(len(x), routing.groups, -1)
+        groups = choice.view(len(x), routing.groups, choice.shape[1] // routing.groups)
         best = groups.topk(2, dim=-1).values.sum(-1).topk(routing.kept_groups, dim=-1).indices
         kept = torch.zeros(groups.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, best, True)
         choice = groups.masked_fill(~kept[:, :, None], float("-inf")).flatten(1)
@@ -133,7 +133,7 @@ def mixture(
     else:
         found = found.new_zeros(chosen.numel(), x.shape[1]).index_copy(0, order, found)
     # (n, k, d): each row's own experts side by side, so that the sum has a fixed order
-    out = (found.view(*chosen.shape, -1).float() * weights[..., None]).sum(1).to(dtype or x.dtype)
+    out = (found.view(*chosen.shape, x.shape[1]).float() * weights[..., None]).sum(1).to(dtype or x.dtype)
     return out if shared is None else out + shared
 
 

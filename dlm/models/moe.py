@@ -23,6 +23,7 @@ class Router(nn.Module):
 
     def __init__(self, config: ModelConfig, moe: MoEConfig) -> None:
         super().__init__()
+        self.moe = moe
         self.routing = Routing(
             chosen=moe.num_experts_per_tok,
             sigmoid=moe.score_function == "sigmoid",
