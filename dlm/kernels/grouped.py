@@ -23,7 +23,7 @@ SIDE = {2: 64, 4: 32}  # rows, outputs and channels of a tile, by the bytes of a
 
 @dataclass(frozen=True)
 class Arranged:
-    """Rows sorted by expert, and the tiles that they make; see `dlm.kernels.mixture`."""
+    """Rows sorted by expert, and the tiles that they make; see `dlm.kernels.experts`."""
 
     order: Tensor
     """int32: the row that each place takes."""

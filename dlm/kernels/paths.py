@@ -110,7 +110,7 @@ class Path:
 
 
 NAMES = ("paged_attention", "rope_write", "rms_norm", "confidence")
-FUSED = {"gated": "gate", "gated_product": "grouped", "route": "mixture", "mixture": "mixture"}
+FUSED = {"gated": "gate", "gated_product": "grouped", "route": "experts", "mixture": "experts"}
 """What only a path that fuses has, and the module of Triton's."""
 IN_C: dict[str, Any] = {
     "modules": dict.fromkeys(NAMES, "c.native"), "paged": True, "fuses": False, "whole_layers": True, "confident": True,

@@ -89,6 +89,7 @@ def choose(
     group, member = tl.arange(0, ROUND)[:, None], tl.arange(0, PADDED)[None, :]
     expert, there = group * SIZE + member, (group < GROUPS) & (member < SIZE)
     score = tl.load(scores + row * EXPERTS + expert, mask=there, other=float("-inf"))
+    score = tl.where(score == score, score, 0.0)  # a broken row chooses too, and stays broken
     if SIGMOID:
         score = 1.0 / (1.0 + tl.exp(-score))
     else:
@@ -113,7 +114,7 @@ def choose(
     found, names = tl.zeros((TOP,), tl.float32), tl.zeros((TOP,), tl.int32)
     for turn in tl.static_range(CHOSEN):
         top = tl.max(tl.max(choice, 1), 0)
-        name = tl.min(tl.min(tl.where(choice == top, expert, EXPERTS - 1), 1), 0)  # of NaN: the last one
+        name = tl.min(tl.min(tl.where(choice == top, expert, EXPERTS - 1), 1), 0)
         found = tl.where(slot == turn, tl.sum(tl.sum(tl.where(there & (expert == name), score, 0.0), 1), 0), found)
         names = tl.where(slot == turn, name, names)
         choice = tl.where(expert == name, float("-inf"), choice)
@@ -162,8 +163,8 @@ def add_up(
     for slot in tl.static_range(CHOSEN):
         pair = row * CHOSEN + slot
         name = tl.load(chosen + pair).to(tl.int32) - first
-        here = (name >= 0) & (name < experts)
-        found = tl.load(outer + pair * WIDTH + d, mask=here & (d < WIDTH), other=0.0).to(tl.float32)
+        here = tl.where((name >= 0) & (name < experts), WIDTH, 0)  # another process has it
+        found = tl.load(outer + pair * WIDTH + d, mask=d < here, other=0.0).to(tl.float32)
         total += found * tl.load(weights + pair)
     total = total.to(out.dtype.element_ty)
     if SHARED:
