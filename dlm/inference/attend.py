@@ -8,20 +8,23 @@ from torch import Tensor
 from dlm.inference.layout import Layout
 from dlm.inference.pages import PagePool
 from dlm.kernels.dispatch import paged_attention, rope_write
+from dlm.kernels.paths import path_of
 from dlm.kernels.spans import Spans
-from dlm.models.attention import Attend, Rope, rotate_into
+from dlm.models.attention import Attend, HeadNorms, Rope, rotate_into
 
 
-def paged_attend(pool: PagePool, rope: Rope | None, slots: Int[Tensor, " n"], spans: Spans) -> Attend:
-    """By the path's kernels, two launches a layer: rotate and write, then attend."""
-    cos, sin = (None, None) if rope is None else (table[0, :, 0] for table in rope)
+class PagedAttend:
+    """By the path's kernels: norm, rotate and write in one launch, then attend."""
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = pool.k[layer], pool.v[layer]
-        rotated = rope_write(q, k, v, cos, sin, keys, values, slots)
-        return paged_attention(rotated, keys, values, spans, None)
+    def __init__(self, pool: PagePool, rope: Rope | None, slots: Int[Tensor, " n"], spans: Spans) -> None:
+        self.pool, self.slots, self.spans = pool, slots, spans
+        self.cos, self.sin = (None, None) if rope is None else (table[0, :, 0] for table in rope)
+        self.takes_norms = path_of(pool.k).fuses
 
-    return attend
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, norms: HeadNorms | None = None) -> Tensor:
+        keys, values = self.pool.k[layer], self.pool.v[layer]
+        rotated = rope_write(q, k, v, self.cos, self.sin, keys, values, self.slots, *(norms or ()))
+        return paged_attention(rotated, keys, values, self.spans, None)
 
 
 def viewed_attend(layout: Layout) -> Attend:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dlm.inference.attend import paged_attend, viewed_attend
+from dlm.inference.attend import PagedAttend, viewed_attend
 from dlm.inference.fused import FusedLayers
 from dlm.inference.layout import Layout, rope_rows
 from dlm.inference.pages import PagePool
@@ -78,7 +78,7 @@ class Forward:
         layout = self.layout
         if not self.path.paged:
             return viewed_attend(layout)
-        return paged_attend(layout.pool, layout.rope, layout.slots, layout.spans)
+        return PagedAttend(layout.pool, layout.rope, layout.slots, layout.spans)
 
 
 def attend_of(
@@ -91,7 +91,7 @@ def attend_of(
         max_visible=most[1],
     )
     rope = rope_rows(network, pool, x["positions"], furthest)
-    return paged_attend(pool, rope, x["slots"], spans), x["positions"]
+    return PagedAttend(pool, rope, x["slots"], spans), x["positions"]
 
 
 def products(deterministic: bool) -> AbstractContextManager[object]:

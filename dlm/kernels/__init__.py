@@ -5,8 +5,18 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "dispatch": ["confidence", "paged_attention", "rms_norm", "rope_write"],
+        "dispatch": [
+            "confidence",
+            "gated",
+            "gated_product",
+            "mixture",
+            "paged_attention",
+            "rms_norm",
+            "rope_write",
+            "route",
+        ],
         "picked": ["Picked"],
+        "routing": ["Routing"],
         "spans": ["Spans"],
     },
 )

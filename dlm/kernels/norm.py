@@ -28,7 +28,8 @@ def rms_norm(
     normalise[(triton.cdiv(n, rows),)](
         x, x if residual is None else residual, weight, normed, total, n, eps,
         x.stride(0), x.stride(0) if residual is None else residual.stride(0),
-        WIDTH=d, PADDED=padded, ROWS=rows, ADD=residual is not None, num_warps=max(4, min(16, padded // 512)),
+        WIDTH=d, PADDED=padded, ROWS=rows, ADD=residual is not None,
+        num_warps=max(4, min(16, padded // 512)), enable_fp_fusion=False,
     )  # fmt: skip
     return normed, total
 

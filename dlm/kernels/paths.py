@@ -2,7 +2,7 @@
 
 | path   | runs on                           | provides                                                            |
 |--------|-----------------------------------|---------------------------------------------------------------------|
-| triton | a GPU, or Triton's interpreter    | attention over pages, norms, confidence with and without draws      |
+| triton | a GPU, or Triton's interpreter    | attention over pages, norms, gates, experts, confidence with and without draws |
 | c      | a CPU, float32 or bfloat16        | attention over pages, all layers in one call, confidence with and without draws |
 | torch  | everywhere                        | all of it, by torch's own operations                                |
 
@@ -76,8 +76,8 @@ class Path:
     """Kernel -> the module in this folder that has it."""
     paged: bool
     """The engine's attention is its kernels; else torch's attention on views of the pages."""
-    norms: bool
-    """A network's norms are its kernel."""
+    fuses: bool
+    """A network's norms, gates and experts are its kernels."""
     whole_layers: bool
     """A plain network's layers are one call."""
     confident: bool
@@ -110,21 +110,23 @@ class Path:
 
 
 NAMES = ("paged_attention", "rope_write", "rms_norm", "confidence")
+FUSED = {"gated": "gate", "gated_product": "grouped", "route": "experts", "mixture": "experts"}
+"""What only a path that fuses has, and the module of Triton's."""
 IN_C: dict[str, Any] = {
-    "modules": dict.fromkeys(NAMES, "c.native"), "paged": True, "norms": False, "whole_layers": True, "confident": True,
+    "modules": dict.fromkeys(NAMES, "c.native"), "paged": True, "fuses": False, "whole_layers": True, "confident": True,
     "draws": True,
 }  # fmt: skip
 PATHS = {
     path.name: path
     for path in (
         Path(
-            name="triton", missing=_no_triton, modules=dict(zip(NAMES, ("attention", "rope", "norm", "pick"), strict=True)),
-            paged=True, norms=True, whole_layers=False, confident=True, draws=True,
+            name="triton", missing=_no_triton, modules=dict(zip(NAMES, ("attention", "rope", "norm", "pick"), strict=True)) | FUSED,
+            paged=True, fuses=True, whole_layers=False, confident=True, draws=True,
         ),
         Path(name="c", missing=_no_c, **IN_C),
         Path(
-            name="torch", missing=lambda device, dtype: None, modules=dict.fromkeys(NAMES, "reference"),
-            paged=False, norms=False, whole_layers=False, confident=False, draws=False,
+            name="torch", missing=lambda device, dtype: None, modules=dict.fromkeys((*NAMES, *FUSED), "reference"),
+            paged=False, fuses=False, whole_layers=False, confident=False, draws=False,
         ),
         *(Path(name=f"c-{unit}", missing=_no_c_by(unit), unit=unit, **IN_C) for unit in UNITS),
     )

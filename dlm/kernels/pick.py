@@ -50,11 +50,11 @@ def confidence(
         mask = -1 if mask_id is None else mask_id
         survey[(n, chunks)](
             logits, facts, tokens, *address, logits.stride(0), v, mask, temperature,
-            KEEP=keep_mask and mask_id is not None, DRAW=draw, CHUNK=CHUNK, num_warps=8,
+            KEEP=keep_mask and mask_id is not None, DRAW=draw, CHUNK=CHUNK, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
         decide[(n,)](
             facts, tokens, numbers, chosen, finite, n, chunks, temperature,
-            DRAW=draw, PADDED=triton.next_power_of_2(chunks), num_warps=1,
+            DRAW=draw, PADDED=triton.next_power_of_2(chunks), num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     p, first, second, entropy = numbers
     return Picked(
@@ -103,7 +103,7 @@ def below(x, top, temperature, DRAW: tl.constexpr):
     return tl.div_rn(y, temperature) if DRAW else y
 
 
-@triton.jit(do_not_specialize=["v", "mask"])
+@triton.jit(do_not_specialize=["mask"])  # a v that 16 divides, as vocabularies are, makes loads 128 bits wide
 def survey(
     logits, facts, tokens, seed, sample, step, position, stride, v, mask, temperature,
     KEEP: tl.constexpr, DRAW: tl.constexpr, CHUNK: tl.constexpr,

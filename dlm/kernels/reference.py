@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dlm.diffusion.rng import gumbel
 from dlm.kernels.picked import Picked
+from dlm.kernels.routing import Routing
 from dlm.kernels.spans import Spans
 
 
@@ -41,11 +42,17 @@ def rope_write(
     k_pages: Float[Tensor, "p s g e"],
     v_pages: Float[Tensor, "p s g e"],
     slots: Int[Tensor, " n"],
+    q_weight: Float[Tensor, " e"] | None = None,
+    k_weight: Float[Tensor, " e"] | None = None,
+    eps: float = 0.0,
 ) -> Float[Tensor, "n h e"]:
-    """Rotate q and k (half-split, the first r channels), write k and v to flat slots page * s + offset, return q.
+    """Norm q and k where there are weights for it, rotate them (half-split, the first r channels), write k and v to flat
+    slots page * s + offset, return q.
 
     Slot -1 writes nothing. The pools must be contiguous.
     """
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps)[0], rms_norm(k, k_weight, eps)[0]
     if cos is not None and sin is not None:
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
     kept = slots >= 0
@@ -72,6 +79,76 @@ def rms_norm(
     wide = total.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * normed.to(total.dtype), total
+
+
+def gated(gate_up: Float[Tensor, "n two_f"]) -> Float[Tensor, "n f"]:
+    """silu(first half) * second half."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gated_product(x: Float[Tensor, "n d"], weight: Float[Tensor, "two_f d"]) -> Float[Tensor, "n f"]:
+    """`gated` of x weight^T."""
+    return gated(F.linear(x, weight))
+
+
+def route(
+    x: Float[Tensor, "n d"], weight: Float[Tensor, "e d"], bias: Float[Tensor, " e"] | None, routing: Routing
+) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
+    """Expert ids and their weights; the bias and the groups take part in the choice only."""
+    logits = F.linear(x.float(), weight.float())
+    scores = logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
+    choice = scores if bias is None else scores + bias.float()
+    if routing.kept_groups < routing.groups:
+        groups = choice.view(len(x), routing.groups, choice.shape[1] // routing.groups)
+        best = groups.topk(2, dim=-1).values.sum(-1).topk(routing.kept_groups, dim=-1).indices
+        kept = torch.zeros(groups.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, best, True)
+        choice = groups.masked_fill(~kept[:, :, None], float("-inf")).flatten(1)
+    chosen = choice.topk(routing.chosen, dim=-1).indices
+    weights = scores.gather(-1, chosen)
+    if routing.normalised:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen, weights * routing.factor
+
+
+def mixture(
+    x: Float[Tensor, "n d"],
+    chosen: Int[Tensor, "n k"],
+    weights: Float[Tensor, "n k"],
+    gate_up: Float[Tensor, "e two_f d"],
+    down: Float[Tensor, "e d f"],
+    shared: Float[Tensor, "n d"] | None = None,
+    first: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "n d"]:
+    """Each expert's rows go through its matrices in one piece. With a `dtype`, experts may lie elsewhere: they add nothing."""
+    experts, order = (chosen.flatten() - first).sort(stable=True)
+    if dtype is not None:  # a process's share
+        here = (experts >= 0) & (experts < len(down))
+        experts, order = experts[here], order[here]
+    found = _products(x[order // chosen.shape[1]], experts, gate_up, down)
+    if len(order) == chosen.numel():
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+        found = found[back]
+    else:
+        found = found.new_zeros(chosen.numel(), x.shape[1]).index_copy(0, order, found)
+    # (n, k, d): each row's own experts side by side, so that the sum has a fixed order
+    out = (found.view(*chosen.shape, x.shape[1]).float() * weights[..., None]).sum(1).to(dtype or x.dtype)
+    return out if shared is None else out + shared
+
+
+def _products(x: Tensor, experts: Int[Tensor, " m"], gate_up: Tensor, down: Tensor) -> Tensor:
+    """Each row through the matrices of its expert; `experts` ascend."""
+    numbers = torch.arange(len(down), device=x.device)
+    if x.is_cuda and x.dtype == torch.bfloat16:  # one launch, and the host never waits for the counts
+        ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
+        inner = gated(F.grouped_mm(x, gate_up.transpose(1, 2), offs=ends))
+        return F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
+    pieces = []
+    for i, rows in enumerate(x.split(torch.bincount(experts, minlength=len(numbers)).tolist())):
+        if len(rows):
+            pieces.append(F.linear(gated(F.linear(rows, gate_up[i])), down[i]))
+    return torch.cat(pieces) if pieces else x
 
 
 def confidence(

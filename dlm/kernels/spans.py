@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -94,6 +95,11 @@ class Spans:
             parts = self.starts, self.positions, self.visible, self.tables, lengths
             self._packed[block_length] = tuple(x.to(torch.int32).contiguous() for x in parts)
         return self._packed[block_length]
+
+    @cached_property
+    def dealt(self) -> dict[Any, Tensor]:
+        """How a kernel deals the spans out to its programs; made once for all layers of a forward."""
+        return {}
 
     @cached_property
     def _packed(self) -> dict[int | None, tuple[Tensor, ...]]:

@@ -13,9 +13,10 @@ from dlm.models.adapter_settings import check_weights, lora_settings
 from dlm.models.attention import Attention
 from dlm.models.converting import convert
 from dlm.models.families import config_from_hub
+from dlm.models.gated import SwiGLU
 from dlm.models.quantise import is_quantised, quiet
 from dlm.models.settings import read_json
-from dlm.models.transformer import MLP, Transformer
+from dlm.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -58,7 +59,7 @@ def require() -> Any:
 
 def _inject(network: Transformer, settings: "LoraConfig", source: str) -> None:
     for module in network.modules():
-        if isinstance(module, Attention | MLP):
+        if isinstance(module, Attention | SwiGLU):
             module.packed = None  # of weights that are now one part of a layer
     for question in ("is_loaded_in_4bit", "is_loaded_in_8bit"):  # attributes that peft reads of a model
         setattr(network, question, is_quantised(network))

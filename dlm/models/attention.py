@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,10 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q (b, l, h, e), k (b, l, g, e), v (b, l, g, e)) -> (b, l, h, e); q and k come as projected, not yet rotated.
 
 Packed rows, as the engine has them, come without b and l: (n, h, e)."""
+
+HeadNorms = tuple[Tensor, Tensor, float]
+"""Weights of the norms of each query and key head, and their epsilon. An `Attend` whose `takes_norms` is True is given
+them after v and computes these norms itself."""
 
 Rope = tuple[Tensor, Tensor]
 """cos and sin of every position, (b, l, 1, r) each."""
@@ -115,6 +119,16 @@ def dense_attend(
     return attend
 
 
+def fusing(x: Tensor) -> bool:
+    """Whether the kernels that do several of a network's operations at once compute on x."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and path_of(x).fuses
+
+
+def unhooked(module: nn.Module) -> bool:
+    """Whether nobody notices that the module's forward is not called."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm, computed in fp32 and scaled in the input's dtype (as LLaMA, LLaDA and Qwen do)."""
 
@@ -124,7 +138,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and path_of(x).norms:
+        if fusing(x):
             return rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps)[0].view(x.shape)
         if trained.takes(x, self.weight):
             return trained.rms_norm(x, self.weight, self.eps)
@@ -135,8 +149,7 @@ class RMSNorm(nn.Module):
 
     def of_sum(self, x: Float[Tensor, "... d"], found: Float[Tensor, "... d"]) -> tuple[Tensor, Tensor]:
         """The norm of x + found, and x + found: one launch where a kernel computes norms and nobody listens."""
-        fused = not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and path_of(x).norms
-        if not fused or self._forward_hooks or self._forward_pre_hooks or x.dtype != found.dtype:
+        if not (fusing(x) and unhooked(self)) or x.dtype != found.dtype:
             total = x + found
             return self(total), total
         rows = (-1, x.shape[-1])
@@ -178,24 +191,37 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.packed: Tensor | None = None
         """The three projections' weights side by side; see dlm.models.packing."""
+        self.packed_bias: Tensor | None = None
+        """Their biases."""
 
     def forward(self, x: Float[Tensor, "*b d"], attend: Attend, output_rows: Tensor | None = None) -> Tensor:
         """With `output_rows`, only these rows of a packed input come out; keys and values are of all."""
         shape = *x.shape[:-1], -1, self.head_dim
         q, k, v = (part.view(shape) for part in self._project(x))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        found = attend(self.layer, q, k, v).flatten(-2)
+        found = self._attended(attend, q, k, v).flatten(-2)
         return self.o_proj(found if output_rows is None else found.index_select(0, output_rows))
+
+    def _attended(self, attend: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        a, b = self.q_norm, self.k_norm
+        if a is None or b is None:
+            return attend(self.layer, q, k, v)
+        plain = fusing(q) and unhooked(a) and unhooked(b) and q.dtype == a.weight.dtype == b.weight.dtype
+        if plain and getattr(attend, "takes_norms", False):
+            return attend(self.layer, q, k, v, (a.weight, b.weight, a.eps))
+        return attend(self.layer, a(q), b(k), v)
 
     def _project(self, x: Float[Tensor, "*b d"]) -> tuple[Tensor, ...]:
         packed = self.packed
-        if packed is not None and not torch.is_grad_enabled() and shares(self.q_proj, packed):
+        if packed is not None and not torch.is_grad_enabled() and shares(self.q_proj, packed, self.packed_bias):
             query, key = len(self.q_proj.weight), len(self.k_proj.weight)
-            return F.linear(x, packed).split((query, key, key), dim=-1)
+            return F.linear(x, packed, self.packed_bias).split((query, key, key), dim=-1)
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
 
-def shares(linear: nn.Module, packed: Tensor) -> bool:
-    """Whether the layer's weight is still the first part of a packed one."""
-    return type(linear) is nn.Linear and linear.weight.data_ptr() == packed.data_ptr()
+def shares(linear: nn.Module, packed: Tensor, packed_bias: Tensor | None = None) -> bool:
+    """Whether the layer's weight, and its bias, are still the first parts of packed ones."""
+    if type(linear) is not nn.Linear or linear.weight.data_ptr() != packed.data_ptr():
+        return False
+    if linear.bias is None or packed_bias is None:
+        return linear.bias is packed_bias
+    return linear.bias.data_ptr() == packed_bias.data_ptr()

@@ -1,5 +1,6 @@
 """Matrix products that do not depend on how many rows are multiplied together."""
 
+from contextvars import ContextVar, Token
 from typing import Any
 
 import torch
@@ -8,19 +9,34 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 ROWS = 32
+_entered: ContextVar[bool] = ContextVar("entered", default=False)
+
+
+def rows_are_fixed() -> bool:
+    """Whether `FixedRows` is entered."""
+    return _entered.get()
 
 
 class FixedRows(TorchFunctionMode):
     """While entered, every linear layer works on pieces of exactly `rows` rows, the last one filled up with zeros.
 
     A library chooses its kernel, and with it the order of additions, by the shape of a product. With one shape, a row's
-    result does not depend on the other rows, bit for bit. Norms and activations never mix rows. Not covered:
-    `grouped_mm`, which mixtures of experts use in bfloat16 on a GPU.
+    result does not depend on the other rows, bit for bit. Norms and activations never mix rows, and our own products of
+    experts need no such help.
     """
 
     def __init__(self, rows: int = ROWS) -> None:
         super().__init__()
         self.rows = rows
+        self._tokens: list[Token[bool]] = []
+
+    def __enter__(self) -> Any:
+        self._tokens.append(_entered.set(True))
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        _entered.reset(self._tokens.pop())
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is F.linear:

@@ -43,7 +43,7 @@ def load(
     `device="auto"` is cuda, else mps, else cpu. `revision` is a branch, tag or commit of a hub id.
     A GGUF file of architecture llama, qwen2, qwen3, llada or dream is unpacked, its tokenizer and chat template included,
     whatever it is quantised to (needs `dlm[gguf]`).
-    `tensor_parallel` splits the layers over so many processes of one node, started by torchrun. `adapter` is a folder
+    `tensor_parallel` splits the layers, experts included, over so many processes of one node, started by torchrun. `adapter` is a folder
     that training left, added to the weights unless `merge` is False; given as `name`, it brings its base model along.
     `quantize="nf4"` or `"int8"` packs the layers' matrices by bitsandbytes; an adapter then stays beside them. `"q8"` is for
     a CPU: int8 with a scale for every 64 numbers, head included, rounded while the file is read (an adapter is merged first).

@@ -1,11 +1,19 @@
 """Mixture-of-experts feed-forward."""
 
+from typing import TYPE_CHECKING
+
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dlm.kernels import dispatch, reference
+from dlm.kernels.routing import Routing
+from dlm.models.attention import fusing
 from dlm.models.config import ModelConfig, MoEConfig
+from dlm.models.gated import SwiGLU
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Router(nn.Module):
@@ -16,6 +24,14 @@ class Router(nn.Module):
     def __init__(self, config: ModelConfig, moe: MoEConfig) -> None:
         super().__init__()
         self.moe = moe
+        self.routing = Routing(
+            chosen=moe.num_experts_per_tok,
+            sigmoid=moe.score_function == "sigmoid",
+            normalised=moe.norm_topk_prob and moe.num_experts_per_tok > 1,
+            factor=moe.routed_scaling_factor,
+            groups=moe.n_group if moe.topk_group < moe.n_group else 1,
+            kept_groups=moe.topk_group if moe.topk_group < moe.n_group else 1,
+        )
         self.weight = nn.Parameter(torch.empty(moe.num_experts, config.hidden_size))
         # A buffer, as in the published code: balancing moves it, gradients do not.
         self.register_buffer("bias", torch.zeros(moe.num_experts) if moe.expert_bias else None)
@@ -23,24 +39,12 @@ class Router(nn.Module):
 
     def forward(self, x: Float[Tensor, "n d"]) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
         """Expert ids and their weights; the bias and the groups take part in the choice only."""
-        moe = self.moe
-        logits = F.linear(x.float(), self.weight.float())
-        scores = logits.sigmoid() if moe.score_function == "sigmoid" else logits.softmax(-1)
-        choice = scores if self.bias is None else scores + self.bias.float()
-        if moe.topk_group < moe.n_group:
-            groups = choice.view(len(x), moe.n_group, moe.num_experts // moe.n_group)
-            best = groups.topk(2, dim=-1).values.sum(-1).topk(moe.topk_group, dim=-1).indices
-            kept = torch.zeros(groups.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, best, True)
-            choice = groups.masked_fill(~kept[:, :, None], float("-inf")).flatten(1)
-        experts = choice.topk(moe.num_experts_per_tok, dim=-1).indices
-        weights = scores.gather(-1, experts)
-        if moe.norm_topk_prob and moe.num_experts_per_tok > 1:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return experts, weights * moe.routed_scaling_factor
+        run = dispatch.route if fusing(x) and x.dtype == self.weight.dtype else reference.route
+        return run(x, self.weight, self.bias, self.routing)
 
 
 class Experts(nn.Module):
-    """All experts' SwiGLU weights, stacked; each expert's tokens go through its own matrices in one piece."""
+    """All experts' SwiGLU weights, stacked: those of this process, where several share them."""
 
     def __init__(self, config: ModelConfig, moe: MoEConfig) -> None:
         super().__init__()
@@ -50,37 +54,9 @@ class Experts(nn.Module):
         for weight in (self.gate_up, self.down):
             nn.init.normal_(weight, std=config.initializer_range)
 
-    def forward(self, x: Float[Tensor, "m d"], experts: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
-        """Each row through the matrices of its expert; `experts` ascend."""
-        numbers = torch.arange(len(self.down), device=x.device)
-        if x.is_cuda and x.dtype == torch.bfloat16:  # one launch, and the host never waits for the counts
-            ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
-            gate, up = F.grouped_mm(x, self.gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-            return F.grouped_mm(F.silu(gate) * up, self.down.transpose(1, 2), offs=ends)
-        pieces = []
-        for i, rows in enumerate(x.split(torch.bincount(experts, minlength=len(numbers)).tolist())):
-            if len(rows):
-                gate, up = F.linear(rows, self.gate_up[i]).chunk(2, dim=-1)
-                pieces.append(F.linear(F.silu(gate) * up, self.down[i]))
-        return torch.cat(pieces) if pieces else x
-
-
-class Shared(nn.Module):
-    """The experts that every token passes through: side by side they are one wider SwiGLU."""
-
-    def __init__(self, config: ModelConfig, moe: MoEConfig) -> None:
-        super().__init__()
-        d, f = config.hidden_size, moe.intermediate_size * moe.num_shared_experts
-        self.gate_proj = nn.Linear(d, f, bias=False)
-        self.up_proj = nn.Linear(d, f, bias=False)
-        self.down_proj = nn.Linear(f, d, bias=False)
-
-    def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
 
 class MoE(nn.Module):
-    """Routed experts, weighted and summed in fp32, plus the shared ones."""
+    """Routed experts, weighted and summed in fp32, plus the shared ones. Gradients take torch's own operations."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -88,17 +64,24 @@ class MoE(nn.Module):
         assert moe is not None
         self.router = Router(config, moe)
         self.experts = Experts(config, moe)
-        self.shared = Shared(config, moe) if moe.num_shared_experts else None
+        shared = moe.num_shared_experts * moe.intermediate_size
+        self.shared = SwiGLU(config.hidden_size, shared) if shared else None
+        """The experts that every token passes through: side by side they are one wider SwiGLU."""
+        self.first = 0
+        """Number of this process's first expert."""
+        self.group: ProcessGroup | None = None
+        """The processes that share the experts."""
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         flat = x.reshape(-1, x.shape[-1])
-        chosen, weights = self.router(flat)  # (n, k)
-        experts, order = chosen.flatten().sort(stable=True)
-        sorted_out = self.experts(flat[order // chosen.shape[1]], experts)
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-        # (n, k, d): each token's own experts side by side, so that the sum has a fixed order
-        out = sorted_out[back].view(*chosen.shape, flat.shape[-1])
-        out = (out.float() * weights[..., None]).sum(1).to(x.dtype)
-        if self.shared is not None:
-            out = out + self.shared(flat)
-        return out.view_as(x)
+        chosen, weights = self.router(flat)
+        shared = None if self.shared is None else self.shared(flat)
+        run = dispatch.mixture if fusing(x) and x.dtype == self.experts.down.dtype else reference.mixture
+        own = flat, chosen, weights, self.experts.gate_up, self.experts.down
+        if self.group is None:
+            return run(*own, shared).view_as(x)
+        found = run(*own, None, self.first, torch.float32)
+        if shared is not None:
+            found = found + shared
+        torch.distributed.all_reduce(found, group=self.group)
+        return found.to(x.dtype).view_as(x)

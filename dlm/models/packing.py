@@ -4,24 +4,41 @@ import torch
 from torch import Tensor, nn
 
 from dlm.models.attention import Attention
+from dlm.models.gated import SwiGLU
 from dlm.models.transformer import MLP, Transformer
 
 ALIGNMENT = 64
 
 
-def pack(network: Transformer) -> None:
+def pack(network: Transformer, launched: bool | None = None) -> None:
     """Put the weights of products with the same input side by side, in place.
+
+    Layers with biases, and shared experts, only where products are `launched` (None: on a GPU): there each launch costs
+    time, while a CPU's products might round otherwise for it.
 
     The parameters become views of the packed weights, so training and saving go on as before. The views must be
     contiguous: torch's fused optimisers take any parameter for that, and overwrite what lies beside others.
     A layer whose parameters were replaced since (another dtype or device, an adapter) keeps its single products.
     """
     with torch.no_grad():
+        launched = network.embed.weight.is_cuda if launched is None else launched
         for module in network.modules():
             if isinstance(module, Attention):
-                module.packed = _side_by_side(module.packed, module.q_proj, module.k_proj, module.v_proj)
-            elif isinstance(module, MLP):
-                module.packed = _side_by_side(module.packed, module.gate_proj, module.up_proj)
+                linears = module.q_proj, module.k_proj, module.v_proj
+            elif isinstance(module, MLP) or (launched and isinstance(module, SwiGLU)):
+                linears = module.gate_proj, module.up_proj
+            else:
+                continue
+            biased = linears[0].bias is not None
+            if not biased or launched:
+                module.packed = _side_by_side(module.packed, *linears)
+                biased = biased and module.packed is not None
+                module.packed_bias = torch.cat([linear.bias for linear in linears]) if biased else None
+                if biased:
+                    for linear, part in zip(
+                        linears, module.packed_bias.split([len(x.bias) for x in linears]), strict=True
+                    ):
+                        linear.bias.data = part
 
 
 def align(network: nn.Module) -> None:
@@ -37,8 +54,8 @@ def align(network: nn.Module) -> None:
 
 
 def _side_by_side(packed: Tensor | None, *linears: nn.Module) -> Tensor | None:
-    """One weight of all; None where a layer has a bias, is not plain or lies elsewhere."""
-    weights = [weight for linear in linears if linear.bias is None and (weight := _plain(linear)) is not None]
+    """One weight of all; None where a layer is not plain or lies elsewhere."""
+    weights = [weight for linear in linears if (weight := _plain(linear)) is not None]
     if len(weights) < len(linears):
         return None
     if packed is None or not _are_parts(weights, packed):

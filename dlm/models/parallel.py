@@ -1,19 +1,18 @@
-"""Tensor parallelism on one node: each process holds its share of every layer's heads."""
+"""Tensor and expert parallelism on one node: each process holds its share of every layer's heads, and of its experts."""
 
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from dlm.errors import UserError
 from dlm.models.config import ModelConfig
-from dlm.models.transformer import Transformer
-
-SPLIT_OUTPUTS = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-SPLIT_INPUTS = ("attn.o_proj", "mlp.down_proj")
+from dlm.models.moe import MoE
+from dlm.models.transformer import Layer, Transformer
 
 
 def join(size: int, device: torch.device) -> tuple[DeviceMesh, torch.device]:
@@ -34,25 +33,90 @@ def join(size: int, device: torch.device) -> tuple[DeviceMesh, torch.device]:
 
 def check_divisible(config: ModelConfig, size: int) -> None:
     """Raise UserError where the network cannot be split so many ways."""
-    if config.moe is not None:
-        raise UserError(f"tensor_parallel = {size}: mixtures of experts ({config.model_type}) cannot be split yet")
-    for name in ("num_key_value_heads", "num_attention_heads", "intermediate_size"):
-        if getattr(config, name) % size:
-            raise UserError(f"tensor_parallel = {size} does not divide {name} = {getattr(config, name)}")
+    wanted = {name: getattr(config, name) for name in ("num_key_value_heads", "num_attention_heads")}
+    if (moe := config.moe) is not None:
+        wanted |= {"num_experts": moe.num_experts}
+        wanted |= {"the shared experts' width": moe.num_shared_experts * moe.intermediate_size}
+    if moe is None or moe.first_k_dense:
+        wanted |= {"intermediate_size": config.intermediate_size}
+    for name, number in wanted.items():
+        if number % size:
+            raise UserError(f"tensor_parallel = {size} does not divide {name} = {number}")
 
 
 def parallelise(network: Transformer, mesh: DeviceMesh, device: torch.device) -> Transformer:
     """Keep this process's share of the weights, in place, on its device. Outputs stay whole in every process.
 
-    Each layer's attention and feed-forward end in one sum over the processes (Megatron-LM, arXiv 1909.08053); nothing is
-    sent to split the weights, since every process has read the same checkpoint.
+    Each layer's attention and feed-forward end in one sum over the processes (Megatron-LM, arXiv 1909.08053), to which a
+    mixture adds those of its experts that lie here; nothing is sent to split the weights, since every process has read the
+    same checkpoint.
     """
     check_divisible(network.config, mesh.size())
-    styles: dict[str, ParallelStyle] = {f"layers.*.{name}": ColwiseParallel() for name in SPLIT_OUTPUTS}
-    styles |= {f"layers.*.{name}": RowwiseParallel() for name in SPLIT_INPUTS}
-    if network.lm_head is not None:
-        styles["lm_head"] = ColwiseParallel(output_layouts=Replicate())
-    parallelize_module(network, mesh, styles, src_data_rank=None)
-    network.kv_heads //= mesh.size()
-    network.group = mesh.get_group()
+    share = Share(mesh.get_group(), mesh.get_local_rank(), mesh.size())
+    with torch.no_grad():
+        for layer in network.modules():
+            if not isinstance(layer, Layer):
+                continue
+            share.split((layer.attn.q_proj, layer.attn.k_proj, layer.attn.v_proj), layer.attn.o_proj).add_up(
+                layer.attn.o_proj
+            )
+            if isinstance(mlp := layer.mlp, MoE):
+                share.experts(mlp)
+            else:
+                share.split((mlp.gate_proj, mlp.up_proj), mlp.down_proj).add_up(mlp.down_proj)
+        if network.lm_head is not None and len(network.lm_head.weight) % share.size == 0:
+            share.outputs(network.lm_head)
+            network.lm_head.register_forward_hook(share.side_by_side)
+    network.kv_heads //= share.size
+    network.group = share.group
     return network.to(device)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of `size` processes keeps of each weight."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+    def part(self, weight: Tensor, dim: int = 0) -> nn.Parameter:
+        """A copy of this process's part, so that the whole can go."""
+        return nn.Parameter(weight.chunk(self.size, dim)[self.rank].clone(), requires_grad=weight.requires_grad)
+
+    def outputs(self, linear: nn.Linear) -> None:
+        """Keep some of a layer's outputs."""
+        linear.weight, linear.out_features = self.part(linear.weight), linear.out_features // self.size
+        if linear.bias is not None:
+            linear.bias = self.part(linear.bias)
+
+    def split(self, first: Iterable[nn.Linear], second: nn.Linear) -> "Share":
+        """Keep some of the first layers' outputs, and the second's inputs that are made of them."""
+        for linear in first:
+            self.outputs(linear)
+        second.weight, second.in_features = self.part(second.weight, 1), second.in_features // self.size
+        if second.bias is not None and self.rank:
+            second.bias.zero_()  # added once
+        return self
+
+    def add_up(self, linear: nn.Linear) -> None:
+        """The layer gives the sum of what it gives in all processes."""
+        linear.register_forward_hook(self._sum)
+
+    def experts(self, mixture: MoE) -> None:
+        """Keep some experts, and a part of the shared ones; the mixture sums by itself."""
+        each = len(mixture.experts.down) // self.size
+        mixture.first, mixture.group = self.rank * each, self.group
+        mixture.experts.gate_up, mixture.experts.down = map(self.part, (mixture.experts.gate_up, mixture.experts.down))
+        if (shared := mixture.shared) is not None:
+            self.split((shared.gate_proj, shared.up_proj), shared.down_proj)
+
+    def side_by_side(self, module: nn.Module, inputs: object, out: Tensor) -> Tensor:
+        """All processes' outputs."""
+        parts = [torch.empty_like(out) for _ in range(self.size)]
+        dist.all_gather(parts, out.contiguous(), self.group)
+        return torch.cat(parts, dim=-1)
+
+    def _sum(self, module: nn.Module, inputs: object, out: Tensor) -> Tensor:
+        dist.all_reduce(out, group=self.group)
+        return out

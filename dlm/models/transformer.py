@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dlm.kernels.c import trained
-from dlm.models.attention import Attend, Attention, AttentionSpec, RMSNorm, Rope, dense_attend, shares
+from dlm.models.attention import Attend, Attention, AttentionSpec, RMSNorm, Rope, dense_attend, fusing, unhooked
 from dlm.models.config import ModelConfig
+from dlm.models.gated import SwiGLU
 from dlm.models.moe import MoE
 from dlm.models.rope import rope_frequencies, rope_table
 
@@ -19,25 +19,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
+class MLP(SwiGLU):
+    """A layer's dense feed-forward."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        d, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(d, f, bias=bias)
-        self.up_proj = nn.Linear(d, f, bias=bias)
-        self.down_proj = nn.Linear(f, d, bias=bias)
-        self.packed: Tensor | None = None
-        """The weights of gate and up side by side; see dlm.models.packing."""
-
-    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        packed = self.packed
-        if packed is not None and not torch.is_grad_enabled() and shares(self.gate_proj, packed):
-            gate, up = F.linear(x, packed).chunk(2, dim=-1)
-            return self.down_proj(F.silu(gate).mul_(up))
-        gate, up = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(trained.gated(gate, up) if trained.takes(gate, up) else F.silu(gate) * up)
+        super().__init__(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
 
 class Layer(nn.Module):
@@ -52,9 +38,17 @@ class Layer(nn.Module):
         self.mlp = MoE(config) if sparse else MLP(config)
 
     def forward(self, x: Float[Tensor, "*b d"], attend: Attend, output_rows: Int[Tensor, " w"] | None = None) -> Tensor:
-        found = self.attn(self.attn_norm(x), attend, output_rows)
-        normed, x = self.mlp_norm.of_sum(x if output_rows is None else x.index_select(0, output_rows), found)
-        return x + self.mlp(normed)
+        x, found = self.terms(x, None, attend, output_rows)
+        return x + found
+
+    def terms(
+        self, x: Float[Tensor, "*b d"], found: Tensor | None, attend: Attend, output_rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Two tensors whose sum is what the layer gives for x + found: the next norm adds them on its way."""
+        normed, x = (self.attn_norm(x), x) if found is None else self.attn_norm.of_sum(x, found)
+        attended = self.attn(normed, attend, output_rows)
+        normed, x = self.mlp_norm.of_sum(x if output_rows is None else x.index_select(0, output_rows), attended)
+        return x, self.mlp(normed)
 
 
 def _table(rows: int, width: int) -> nn.Embedding:
@@ -106,7 +100,7 @@ class Transformer(nn.Module):
         """Put the weights on `device` in `dtype`, in place; buffers, such as a router's bias, stay fp32."""
         exact = [buffer.data for buffer in self.buffers()]
         for module in self.modules():
-            if isinstance(module, Attention | MLP):
+            if isinstance(module, Attention | SwiGLU):
                 module.packed = None  # their copies are of weights that have moved
         self.to(device=device, dtype=dtype)
         for buffer, values in zip(self.buffers(), exact, strict=True):
@@ -133,6 +127,8 @@ class Transformer(nn.Module):
         x = self.embedded(input_ids, positions)
         if attend is None:
             attend = dense_attend(attention or self.attention, positions, self.rope_of(positions, x.dtype), valid)
+        if taps is None and fusing(x) and all(map(unhooked, self.layers)):
+            return self._added_later(x, attend, output_rows)
         for number, layer in enumerate(self.layers):
             if self.gradient_checkpointing and self.training:
                 x = checkpoint(layer, x, attend, use_reentrant=False)
@@ -141,6 +137,13 @@ class Transformer(nn.Module):
             if taps is not None:
                 taps[number] = x
         return self.norm(x)
+
+    def _added_later(self, x: Tensor, attend: Attend, output_rows: Tensor | None) -> Tensor:
+        """The layers and the last norm; each layer's last sum is the next norm's first."""
+        found, last = None, len(self.layers) - 1
+        for number, layer in enumerate(self.layers):
+            x, found = layer.terms(x, found, attend, output_rows if number == last else None)
+        return self.norm(x) if found is None else self.norm.of_sum(x, found)[0]
 
     def embedded(self, input_ids: Int[Tensor, "*b l"], positions: Int[Tensor, "*b l"]) -> Float[Tensor, "*b l d"]:
         """The first layer's input."""

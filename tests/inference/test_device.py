@@ -268,20 +268,21 @@ def test_warming_up_leaves_nothing_to_record_and_nothing_behind(monkeypatch):
         assert all(step.replays and not step.launches and not step.pinned for step in gpu.steps[warm:])
 
 
-LAYER = {"llada": 11, "Dream": 13, "sdar": 15, "llama": 11}
+LAYER = {"llada": 11, "Dream": 13, "sdar": 15, "llama": 11, "llada2": 99}
 """Launches of a layer of a block step: matrix products, kernels, and torch's own operations that are no views."""
 
 
 @pytest.mark.parametrize("family", LAYER)
 def test_launches_of_a_layer(family, monkeypatch):
-    special = {"qk_norm": True} if family == "sdar" else {"qkv_bias": True} if family == "Dream" else {}
+    special = {"qk_norm": True} if family in ("sdar", "llada2") else {"qkv_bias": True} if family == "Dream" else {}
     settings, found = {"gen_length": 3} if family == "llama" else SHORT, []
 
     def run(engine: dlm.Engine) -> Any:
         return engine.generate(prompts(1), **settings)
 
     for layers in (2, 3):
-        make = partial(tiny_lm, **KINDS[family] | {"num_hidden_layers": layers} | special)
+        half = (lambda made: lambda: made().to("bfloat16")) if family == "llada2" else lambda made: made
+        make = half(partial(tiny_lm, **KINDS[family] | {"num_hidden_layers": layers} | special))
         _, gpu = decoded(monkeypatch, make, run, cuda_graphs=False)
         found.append(min(step.launches for step in gpu.steps))
     print(family, found[1] - found[0])

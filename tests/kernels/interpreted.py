@@ -7,6 +7,7 @@ interpreter's products of bf16 are wrong without a word.
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from dlm.diffusion import rng
-from dlm.kernels import Spans, attention, dispatch, paths, pick, reference, rope
+from dlm.kernels import Spans, attention, chips, dealing, dispatch, experts, gate, grouped, paths, pick, reference, rope
+from dlm.kernels.routing import Routing
 from tests.inference.tiny import tiny_lm
 from tests.kernels import draw
 
@@ -42,9 +44,11 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles and chunks so small that tiny shapes have several."""
-    monkeypatch.setattr(attention, "CHUNK", 32)
-    monkeypatch.setattr(attention, "COMBINED", 16)
-    monkeypatch.setattr(attention, "tile_of", lambda *_: attention.Tile(16, 16, 4))
+    monkeypatch.setattr(dealing, "CHUNK", 16)
+    monkeypatch.setattr(dealing, "FINE", 2)
+    monkeypatch.setattr(dealing, "COMBINED", 8)
+    monkeypatch.setattr(attention, "AHEAD", 2)
+    monkeypatch.setattr(attention, "tile_of", lambda *_: chips.Tile(16, 16, 4))
     monkeypatch.setattr(pick, "CHUNK", 64)
 
 
@@ -57,6 +61,61 @@ def test_attention(seed):
     whole, split = (attention.paged_attention(*case.arguments, split=split) for split in (False, True))
     torch.testing.assert_close(whole, twin, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert torch.equal(whole, split), "one program a chunk, or all chunks in one: the same bits"
+
+
+def cut(spans: Spans) -> list[bool]:
+    """Of each span, whether the latest launch cut it."""
+    chunks = list(spans.dealt.values())[-1][1].tolist()
+    return [a != b for a, b in zip([0, *chunks], chunks, strict=False)]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("block_length", [None, 4])
+def test_only_the_longest_of_many_is_cut(block_length, monkeypatch):
+    monkeypatch.setattr(chips.Chip, "of", lambda _: chips.Chip(4, 65536, 0))
+    lengths = [20, 9, 200, 31]
+    k, v = torch.randn(2, 70, 4, 1, 8).unbind()
+    tables = torch.randperm(70)[:66].split([5, 3, 50, 8])
+    positions = [range(max(0, n - 6), n) for n in lengths]
+    spans = Spans.of(positions, lengths, [t.tolist() for t in tables])
+    q = torch.randn(int(spans.starts[-1]), 2, 8)
+    found = attention.paged_attention(q, k, v, spans, block_length)
+    assert cut(spans) == [False, False, True, False]
+    torch.testing.assert_close(found, reference.paged_attention(q, k, v, spans, block_length), atol=2e-6, rtol=2e-6)
+    plain = replace(spans)
+    assert torch.equal(attention.paged_attention(q, k, v, plain, block_length, split=False), found)
+    assert cut(plain) == [False] * 4
+    crowd = Spans.of(positions * 5, lengths * 5, [t.tolist() for t in tables] * 5)
+    assert torch.equal(attention.paged_attention(q.repeat(5, 1, 1), k, v, crowd, block_length)[: len(q)], found)
+    assert not any(cut(crowd)), "five long ones keep all busy"
+
+
+@pytest.mark.parametrize("fine", [2, 16])
+def test_chunks_begin_where_they_end_and_are_counted(fine, monkeypatch):
+    """The three formulas that programs find chunks by say the same."""
+    monkeypatch.setattr(dealing, "CHUNK", 8)
+    monkeypatch.setattr(dealing, "FINE", fine)
+    begins, at = [], 0
+    while at < 3000:
+        begins.append(at)
+        at += 8 * max(1, 2 ** (at // (8 * fine)).bit_length() if at >= 8 * fine else 1)
+    keys = torch.tensor([*range(1, 700), 1024, 1025, 2999])
+    expected = torch.tensor([sum(begin < key for begin in begins) for key in keys.tolist()])
+    assert [dealing.chunks_in(key) for key in keys.tolist()] == expected.tolist()
+    found = torch.empty(3, 1024, dtype=torch.int32)
+    formulas[(1,)](found, torch.nn.functional.pad(keys, (0, 1024 - len(keys))).int(), len(begins), 8, fine, 12)
+    assert found[0, : len(keys)].tolist() == expected.tolist()
+    assert found[1, : len(begins)].tolist() == begins
+    assert found[2, : len(begins) - 1].tolist() == begins[1:]
+
+
+@triton.jit
+def formulas(out, keys, count, CHUNK: tl.constexpr, FINE: tl.constexpr, OCTAVES: tl.constexpr):
+    at = tl.arange(0, 1024)
+    tl.store(out + at, dealing.chunks_of(tl.load(keys + at), CHUNK, FINE, OCTAVES))
+    begin = dealing.begin_of(tl.minimum(at, count - 1), CHUNK, FINE)
+    tl.store(out + 1024 + at, begin)
+    tl.store(out + 2048 + at, dealing.end_after(begin, CHUNK, FINE, OCTAVES))
 
 
 @pytest.mark.usefixtures("small")
@@ -84,7 +143,7 @@ def test_padding_changes_no_bit(seed):
 
 def test_attention_at_full_size():
     case = draw.attention(11, head_dims=(80,), page_sizes=(16,), longest=300, most_queries=3, groups=(2,))
-    assert case.spans.max_visible > attention.CHUNK
+    assert case.spans.max_visible > dealing.CHUNK
     found, twin = dispatch.paged_attention(*case.arguments), reference.paged_attention(*case.arguments)
     torch.testing.assert_close(found, twin, atol=2e-6, rtol=2e-6)
 
@@ -104,6 +163,161 @@ def test_rotation_and_write(seed):
     found, twin = rope.rope_write(*ours), reference.rope_write(*twins)
     for a, b in zip((found, ours[5], ours[6]), (twin, twins[5], twins[6]), strict=True):
         assert a.dtype == b.dtype and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)), "the same bits"
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_norm_rotation_and_write(seed):
+    dtype = DTYPES[seed % 2]
+    case = draw.writing(seed).to(dtype)
+    norms = (*torch.randn(2, case.q.shape[2], generator=torch.Generator().manual_seed(seed)).to(dtype), 1e-5)
+    ours, twins = case.arguments, case.arguments
+    found, twin = rope.rope_write(*ours, *norms), reference.rope_write(*twins, *norms)
+    assert torch.equal(ours[6].nan_to_num(7.0), twins[6].nan_to_num(7.0)), "values are as they were"
+    for a, b in ((found, twin), (ours[5], twins[5])):
+        torch.testing.assert_close(a, b, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], equal_nan=True)
+        assert dtype == torch.float32 or (a.nan_to_num(7.0) == b.nan_to_num(7.0)).float().mean() > 0.97, (
+            "rounded where it is"
+        )
+    few = case.arguments
+    last = rope.rope_write(*(None if x is None else x[-1:] for x in few[:5]), *few[5:7], few[7][-1:], *norms)
+    assert torch.equal(last, found[-1:])
+
+
+@pytest.mark.parametrize(("n", "f"), [(1, 3), (7, 40), (3, 1500), (0, 8)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate(n, f, dtype):
+    wide = 4 * torch.randn(n, 2 * f + 3, generator=torch.Generator().manual_seed(f)).to(dtype)
+    wide[:, 2 * f :] = float("nan")
+    wide[:1, 0] = -100.0
+    found, twin = gate.gated(wide[:, : 2 * f]), reference.gated(wide[:, : 2 * f])
+    assert found.dtype == dtype and found.shape == (n, f)
+    torch.testing.assert_close(found, twin, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    if dtype == torch.float16 and n * f > 1000:  # silu is rounded before the product
+        assert (found == twin).float().mean() > 0.99
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that tiny shapes have several."""
+    monkeypatch.setattr(grouped, "SIDE", {2: 16, 4: 16})
+    monkeypatch.setattr(experts, "SIDE", {2: 16, 4: 16})
+    monkeypatch.setattr(experts, "PAIRS", 64)
+    monkeypatch.setattr(experts, "VALUES", 32)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody wrote is NaN, or no number of a row."""
+    empty = torch.empty
+
+    def full(*size: Any, **options: Any) -> torch.Tensor:
+        found = empty(*size, **options)
+        return found.fill_(float("nan") if found.is_floating_point() else 10**6)
+
+    monkeypatch.setattr(torch, "empty", full)
+
+
+@pytest.mark.usefixtures("little", "poisoned")
+@pytest.mark.parametrize(("n", "d", "f"), [(1, 16, 16), (37, 50, 21), (64, 8, 70), (0, 8, 8)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_product(n, d, f, dtype):
+    draws = torch.Generator().manual_seed(n)
+    x = torch.full((n, d + 3), float("nan"), dtype=dtype)
+    x[:, :d] = torch.randn(n, d, generator=draws)
+    x, weight = x[:, :d], torch.randn(2 * f, d, generator=draws).to(dtype) / 4
+    found = grouped.gated_product(x, weight)
+    torch.testing.assert_close(
+        found, reference.gated_product(x, weight), atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype]
+    )
+    if n > 20:
+        assert torch.equal(grouped.gated_product(x[17:20], weight), found[17:20]), "the same bits in any company"
+
+
+ROUTINGS = {
+    "llada2": (Routing(chosen=3, sigmoid=True, normalised=True, factor=2.5, groups=4, kept_groups=2), 12, True),
+    "llada2, many": (Routing(chosen=8, sigmoid=True, normalised=True, factor=2.5, groups=8, kept_groups=4), 256, True),
+    "llada_moe": (Routing(chosen=4, sigmoid=False, normalised=False), 11, False),
+    "sdar_moe": (Routing(chosen=8, sigmoid=False, normalised=True), 128, False),
+    "one": (Routing(chosen=1, sigmoid=True, normalised=False, factor=0.5), 3, True),
+}
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_routing(name, dtype):
+    routing, count, biased = ROUTINGS[name]
+    draws = torch.Generator().manual_seed(count)
+    x, weight = torch.randn(9, 40, generator=draws).to(dtype), torch.randn(count, 40, generator=draws).to(dtype) / 4
+    bias = 0.5 * torch.randn(count, generator=draws) if biased else None
+    chosen, weights = experts.route(x, weight, bias, routing)
+    expected, expected_weights = reference.route(x, weight, bias, routing)
+    assert torch.equal(chosen.long(), expected)
+    torch.testing.assert_close(weights, expected_weights, atol=2e-6, rtol=2e-5)
+    x[4] = float("nan")
+    broken, _ = experts.route(x, weight, bias, routing)
+    assert ((broken >= 0) & (broken < count)).all() and torch.equal(broken[5:], chosen[5:])
+
+
+@pytest.mark.usefixtures("little", "poisoned")
+@pytest.mark.parametrize("seed", range(CASES))
+def test_mixture(seed):
+    dtype, draws = DTYPES[seed % 2], torch.Generator().manual_seed(seed)
+    n, k, e, d, f = [(1, 2, 5, 16, 16), (40, 3, 7, 33, 21), (23, 4, 4, 16, 40), (90, 1, 3, 20, 16)][seed % 4]
+    x, shared = (torch.randn(n, d, generator=draws).to(dtype) for _ in range(2))
+    gate_up = torch.randn(e, 2 * f, d, generator=draws).to(dtype) / 4
+    down = torch.randn(e, d, f, generator=draws).to(dtype) / 4
+    chosen = torch.stack([torch.randperm(e, generator=draws)[:k] for _ in range(n)])
+    if seed % 3 == 0:
+        chosen[:, 0] = 1  # most go to one
+    weights = torch.rand(n, k, generator=draws)
+    chosen = chosen if seed % 2 else chosen.int()
+    given = {"shared": shared if seed % 3 else None}
+    found = experts.mixture(x, chosen, weights, gate_up, down, **given)
+    expected = reference.mixture(x, chosen, weights, gate_up, down, **given)
+    near = {"atol": 4 * TOLERANCE[dtype], "rtol": 4 * TOLERANCE[dtype]}
+    torch.testing.assert_close(found, expected, **near)
+    few = experts.mixture(x[-1:], chosen[-1:], weights[-1:], gate_up, down, shared=shared[-1:] if seed % 3 else None)
+    assert torch.equal(few, found[-1:]), "the same bits in any company"
+    parts = [
+        room.mixture(x, chosen, weights, gate_up[a:b], down[a:b], None, a, torch.float32)
+        for room in (experts, reference)
+        for a, b in ((0, 2), (2, e))
+    ]
+    whole = experts.mixture(x, chosen, weights, gate_up, down).float()
+    for one, other in (parts[:2], parts[2:]):
+        torch.testing.assert_close(one + other, whole, **near)
+
+
+@pytest.mark.usefixtures("little")
+def test_every_pair_has_one_place_and_every_tile_one_expert():
+    for seed in range(8):
+        chosen = torch.randint(0, 9, (1 + 11 * seed, 2), generator=torch.Generator().manual_seed(seed))
+        chosen[seed:, 0] = 4
+        found = experts.arrange(chosen, 6, 2, 16)  # those of 2 to 7
+        mine = (chosen.flatten() - 2).tolist()
+        expected = [p for e in range(6) for p, name in enumerate(mine) if name == e]
+        assert found.order[: len(expected)].tolist() == expected
+        covered = []
+        for e, first in zip(found.experts.tolist(), found.firsts.tolist(), strict=True):
+            if e >= 0:
+                covered += [(e, place) for place in range(first, min(first + 16, int(found.ends[e])))]
+        assert covered == [(mine[p], place) for place, p in enumerate(expected)]
+
+
+def test_a_mixture_decodes_the_same_tokens_by_its_kernels():
+    """Through the network: routing, experts and shared ones, gates and head norms."""
+    moe = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 16, "n_group": 4, "topk_group": 2}
+    lm = tiny_lm(
+        qk_norm=True, head_dim=16, moe=moe | {"num_shared_experts": 1, "expert_bias": True, "first_k_dense": 1}
+    )
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        fused = lm.network(ids)
+    exact = lm.network(ids)
+    torch.testing.assert_close(fused, exact.detach(), atol=2e-5, rtol=1e-5)
+    exact.sum().backward()  # gradients take torch's own operations
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in lm.network.layers[1].mlp.parameters())
 
 
 @pytest.mark.parametrize(("n", "d", "added"), [(1, 5, False), (700, 20, True), (30, 64, False), (2, 2500, True)])

@@ -24,11 +24,21 @@ if torch.distributed.get_rank() == 0:
 torch.distributed.destroy_process_group()
 """
 
+BLOCKS = {"attention": "block_causal", "block_length": 4, "qk_norm": True}
+LLADA2 = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 16, "n_group": 4, "topk_group": 2}
+LLADA2 |= {"num_shared_experts": 1, "expert_bias": True, "first_k_dense": 1, "routed_scaling_factor": 2.5}
+SHAPES = {
+    "llada": {},
+    "sdar": {"model_type": "sdar", **BLOCKS},
+    "biases": {"model_type": "dlm", "qkv_bias": True, "o_bias": True, "mask_in_softmax": False},
+    "llada2": {"model_type": "llada2_moe", **BLOCKS, "moe": LLADA2, "rotary_dim": 4},
+}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [{}, {"model_type": "sdar", "attention": "block_causal", "block_length": 4, "qk_norm": True}], ids=["llada", "sdar"])  # fmt: skip
-def test_two_processes_that_share_the_layers_give_the_tokens_of_one(tmp_path, fields):
-    tiny_lm(**fields).save(tmp_path / "model")
+@pytest.mark.parametrize("name", SHAPES)
+def test_two_processes_that_share_the_layers_give_the_tokens_of_one(tmp_path, name):
+    tiny_lm(**SHAPES[name]).save(tmp_path / "model")
     (tmp_path / "run.py").write_text(SCRIPT)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "run.py", "model"]
     done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=900)
@@ -37,8 +47,12 @@ def test_two_processes_that_share_the_layers_give_the_tokens_of_one(tmp_path, fi
     lm = dlm.load(tmp_path / "model", device="cpu")
     alone = dlm.generate(lm, [[5, 6, 7], [8, 9]], gen_length=16, block_length=4, rule="threshold", threshold=0.4)
     assert tokens == [result.tokens for result in alone]
-    vectors = sum(p.numel() for p in lm.network.layers.parameters() if p.ndim == 1)
-    matrices = sum(p.numel() for p in lm.network.layers.parameters() if p.ndim > 1)
+    weights = lm.network.layers.named_parameters()
+    whole = {name: p.numel() for name, p in weights if name.endswith(("norm.weight", "router.weight", "o_proj.bias"))}
+    vectors, matrices = (
+        sum(whole.values()),
+        sum(p.numel() for p in lm.network.layers.parameters()) - sum(whole.values()),
+    )
     assert held == vectors + matrices // 2 and kv_heads == lm.config.num_key_value_heads // 2
 
 
@@ -50,3 +64,14 @@ def test_too_few_processes_are_refused_with_the_command(tmp_path):
     tiny_lm().save(tmp_path / "model")
     refused("torchrun --nproc-per-node 2", dlm.load, tmp_path / "model", device="cpu", tensor_parallel=2)
     assert not torch.distributed.is_initialized()
+
+
+def test_experts_are_shared_out_whole():
+    moe = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 16}
+    refused(
+        "tensor_parallel = 4 does not divide num_experts = 6",
+        check_divisible,
+        tiny_lm(num_key_value_heads=4, moe=moe).config,
+        4,
+    )
+    check_divisible(tiny_lm(moe=moe, intermediate_size=47).config, 2)  # no layer is dense

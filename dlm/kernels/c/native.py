@@ -259,8 +259,13 @@ def rope_write(
     k_pages: Float[Tensor, "p s g e"],
     v_pages: Float[Tensor, "p s g e"],
     slots: Int[Tensor, " n"],
+    q_weight: Float[Tensor, " e"] | None = None,
+    k_weight: Float[Tensor, " e"] | None = None,
+    eps: float = 0.0,
 ) -> Float[Tensor, "n h e"]:
     """As in dispatch."""
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps)[0], rms_norm(k, k_weight, eps)[0]
     q, k, v = (_rows(x) for x in (q, k, v))
     if cos is not None and sin is not None:
         cos, sin = cos.contiguous(), sin.contiguous()
