@@ -234,7 +234,7 @@ MOST = {  # registers, spilled bytes
     "multiply": (168, 0),
     "choose": (64, 0),
     "sort": (72, 0),
-    "add_up": (48, 0),
+    "add_up": (64, 0),
     "survey": (128, 8),
     "decide": (48, 0),
 }
