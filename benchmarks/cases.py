@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from dlm.kernels import reference
-from dlm.kernels.dispatch import confidence, paged_attention, rms_norm, rope_write
+from dlm.kernels.dispatch import confidence, gated, gated_product, mixture, paged_attention, rms_norm, rope_write, route
+from dlm.kernels.routing import Routing
 from dlm.kernels.spans import Spans
 
 TINY = {"batch": 3, "context": 128, "block": 32, "rows": 96, "width": 256, "vocabulary": 2048, "head_dim": 32}
+TINY |= {"inner": 128, "experts": 8, "chosen": 2, "groups": 4, "longest": 512}
 """The most of each for shapes that torch can do on a CPU."""
 
 
@@ -28,12 +30,16 @@ class Attention:
     head_dim: int
     block_length: int | None = None
     page_size: int = 32
+    longest: int | None = None
+    """Keys of the first span, where it has more than the others."""
 
     def work(self, size: int) -> tuple[int, int]:
         """Bytes and FLOPs."""
         seen = [min((x // b + 1) * b, self.context) if (b := self.block_length) else self.context for x in self.rows]
-        values = 2 * max(seen) * self.kv_heads + 2 * self.block * self.heads
-        return self.batch * values * self.head_dim * size, 4 * self.batch * sum(seen) * self.heads * self.head_dim
+        more = 0 if self.longest is None else self.longest - self.context
+        values = 2 * (self.batch * max(seen) + more) * self.kv_heads + 2 * self.batch * self.block * self.heads
+        pairs = self.batch * sum(seen) + more * self.block
+        return values * self.head_dim * size, 4 * pairs * self.heads * self.head_dim
 
     @property
     def rows(self) -> range:
@@ -45,11 +51,13 @@ class Attention:
 
     def tensors(self, device: torch.device, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """The arguments of paged_attention."""
-        each = -(-self.context // self.page_size)
-        pages = list(range(self.batch * each))
+        contexts = [self.longest or self.context, *[self.context] * (self.batch - 1)]
+        each = [-(-context // self.page_size) for context in contexts]
+        pages = list(range(sum(each)))
         random.Random(seed).shuffle(pages)
-        tables = [pages[i * each : (i + 1) * each] for i in range(self.batch)]
-        spans = Spans.of([self.rows] * self.batch, [self.context] * self.batch, tables, device)
+        tables = [pages[sum(each[:i]) : sum(each[: i + 1])] for i in range(self.batch)]
+        positions = [range(context - self.block, context) for context in contexts]
+        spans = Spans.of(positions, contexts, tables, device)
         pool = (len(pages), self.page_size, self.kv_heads, self.head_dim)
         k, v = (torch.randn(pool, device=device, dtype=dtype) for _ in range(2))
         q = torch.randn(self.batch * self.block, self.heads, self.head_dim, device=device, dtype=dtype)
@@ -57,7 +65,7 @@ class Attention:
 
     def error(self, device: torch.device, dtype: torch.dtype) -> float:
         """Forward error against fp64 of the same call, of the largest value; at most two spans, on the CPU."""
-        few = replace(self, batch=min(self.batch, 2), context=min(self.context, 4096))
+        few = replace(self, batch=min(self.batch, 2), context=min(self.context, 4096), longest=None)
         q, k, v, spans, block_length = few.tensors(device, dtype, seed=0)
         found = paged_attention(q, k, v, spans, block_length).double().cpu()
         there = {key: x.cpu() for key, x in vars(spans).items() if isinstance(x, Tensor)}
@@ -68,12 +76,13 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Write:
-    """Rotate and write n rows."""
+    """Rotate and write n rows, their heads normed or not."""
 
     rows: int
     heads: int
     kv_heads: int
     head_dim: int
+    normed: bool = False
 
     def work(self, size: int) -> tuple[int, int]:
         values = 2 * self.heads + 4 * self.kv_heads + 2  # q, k, v in and out; cos and sin
@@ -86,7 +95,8 @@ class Write:
         cos, sin = (torch.rand(n, e, device=device, dtype=dtype) for _ in range(2))
         keys, values = (torch.zeros(-(-n // 32), 32, self.kv_heads, e, device=device, dtype=dtype) for _ in range(2))
         slots = torch.randperm(n, device=device)
-        return lambda: rope_write(q, k, v, cos, sin, keys, values, slots)
+        norms = (*torch.rand(2, e, device=device, dtype=dtype), 1e-6) if self.normed else ()
+        return lambda: rope_write(q, k, v, cos, sin, keys, values, slots, *norms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,21 +135,80 @@ class Confidence:
         )
 
 
-Case = Attention | Write | Norm | Confidence
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """silu · mul over a packed product; with a width, that product too, in the same launch."""
+
+    rows: int
+    inner: int
+    width: int = 0
+
+    def work(self, size: int) -> tuple[int, int]:
+        if not self.width:
+            return 3 * self.rows * self.inner * size, 5 * self.rows * self.inner
+        values = 2 * self.inner * self.width + self.rows * (self.inner + self.width)
+        return values * size, 4 * self.rows * self.inner * self.width
+
+    def call(self, device: torch.device, dtype: torch.dtype, seed: int) -> Callable[[], Tensor]:
+        x = torch.randn(self.rows, self.width or 2 * self.inner, device=device, dtype=dtype)
+        if not self.width:
+            return lambda: gated(x)
+        weight = torch.randn(2 * self.inner, self.width, device=device, dtype=dtype)
+        return lambda: gated_product(x, weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """A layer's mixture, from rows in to rows out: routing, sorting, products, sum; no shared experts."""
+
+    rows: int
+    width: int
+    inner: int
+    experts: int
+    chosen: int
+    groups: int = 1
+
+    def work(self, size: int) -> tuple[int, int]:
+        pairs = self.rows * self.chosen
+        met = self.experts * (1 - (1 - self.chosen / self.experts) ** self.rows)  # experts, where rows choose evenly
+        values = 3 * met * self.inner * self.width + (self.experts + 2 * self.rows) * self.width
+        return int(values * size), 6 * pairs * self.inner * self.width
+
+    def call(self, device: torch.device, dtype: torch.dtype, seed: int) -> Callable[[], Tensor]:
+        x = torch.randn(self.rows, self.width, device=device, dtype=dtype)
+        router = torch.randn(self.experts, self.width, device=device, dtype=dtype) / self.width**0.5
+        gate_up = torch.randn(self.experts, 2 * self.inner, self.width, device=device, dtype=dtype)
+        down = torch.randn(self.experts, self.width, self.inner, device=device, dtype=dtype)
+        bias, kept = torch.zeros(self.experts, device=device), max(1, self.groups // 2)
+        routing = Routing(chosen=self.chosen, sigmoid=True, normalised=True, groups=self.groups, kept_groups=kept)
+        return lambda: mixture(x, *route(x, router, bias, routing), gate_up, down)
+
+
+Case = Attention | Write | Norm | Confidence | Gate | Mixture
 LLADA = {"heads": 32, "kv_heads": 32, "head_dim": 128}
 SDAR = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+MINI = {"width": 2048, "inner": 512, "experts": 256, "chosen": 8, "groups": 8}
 BATCH_64 = "attention, LLaDA-8B, batch 64, context 4,096, block 32"
 CASES: dict[str, Case] = {
     BATCH_64: Attention(batch=64, context=4096, block=32, **LLADA),
     "attention, LLaDA-8B, batch 1, context 1,024, block 32": Attention(batch=1, context=1024, block=32, **LLADA),
     "attention, SDAR-4B, batch 128, context 1,024, block 4": Attention(batch=128, context=1024, block=4, **SDAR),
     "attention, SDAR-4B, batch 8, context 16,384, block 32": Attention(batch=8, context=16384, block=32, **SDAR),
+    "attention, SDAR-4B, batch 64, context 512, one of 16,384": Attention(
+        batch=64, context=512, block=32, longest=16384, **SDAR
+    ),
     "attention, LLaDA-8B, whole sequence of 4,096": Attention(batch=1, context=4096, block=4096, **LLADA),
     "attention, SDAR-4B, prefill of 4,096, block-causal 32": Attention(
         batch=1, context=4096, block=4096, block_length=32, **SDAR
     ),
     "rope and write, LLaDA-8B, 2,048 rows": Write(rows=2048, **LLADA),
     "rope and write, SDAR-4B, 512 rows": Write(rows=512, **SDAR),
+    "norm, rope and write, SDAR-4B, 512 rows": Write(rows=512, normed=True, **SDAR),
+    "gate, 2,048 rows of 12,288": Gate(rows=2048, inner=12288),
+    "gate and up, LLaDA-8B, 32 rows": Gate(rows=32, inner=12288, width=4096),
+    "gate and up, LLaDA-8B, 64 rows": Gate(rows=64, inner=12288, width=4096),
+    "mixture, LLaDA2-mini, 32 rows": Mixture(rows=32, **MINI),
+    "mixture, LLaDA2-mini, 2,048 rows": Mixture(rows=2048, **MINI),
     "norm, 2,048 rows of 4,096": Norm(rows=2048, width=4096),
     "confidence, 2,048 rows of LLaDA's vocabulary": Confidence(rows=2048, vocabulary=126464),
     "confidence, 32 rows of LLaDA's vocabulary": Confidence(rows=32, vocabulary=126464),
@@ -151,7 +220,7 @@ GOALS = {BATCH_64: 0.8}
 
 def tiny(case: Case) -> Case:
     """The same work at a shape that torch can do on a CPU."""
-    shape = {name: min(value, TINY[name]) for name, value in vars(case).items() if name in TINY}
-    if not isinstance(case, Norm | Confidence):
+    shape = {name: min(value, TINY[name]) for name, value in vars(case).items() if name in TINY and value is not None}
+    if isinstance(case, Attention | Write):
         shape |= {"heads": 2 * case.heads // case.kv_heads, "kv_heads": 2}
     return replace(case, **shape)

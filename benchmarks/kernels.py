@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import CASES, GOALS, Attention, Case, tiny
+from cases import CASES, GOALS, Attention, Case, Mixture, Write, tiny
 from measuring import RESULTS, machine, parser, write
 
-from dlm.kernels.paths import computing_with, find
+from dlm.kernels.paths import PATHS, computing_with, find
 
 CACHED = {"cuda": 1 << 30, "cpu": 1 << 24}  # bytes a case must go through before it sees a tensor again
 SHEETS = {
@@ -46,7 +46,9 @@ def main(argv: list[str] | None = None) -> int:
         name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
         speeds = f"copy {bench.copy / 1e9:,.1f} GB/s, GEMM {bench.gemm / 1e12:,.2f} TFLOP/s"
         print(f"{name}, {options.dtype}: {speeds}\n")
-        print(f"{'measured':56s} {'µs':>10s} {'roofline':>10s} {'reached':>8s} {'to reach':>8s} {'error':>8s}")
+        print(
+            f"{'measured':56s} {'µs':>10s} {'roofline':>10s} {'reached':>8s} {'to reach':>8s} {'error':>8s} {'torch, µs':>10s}"
+        )
         if full:
             results = [bench.measure(name, CASES[name], GOALS.get(name)) for name in names]
         else:
@@ -102,8 +104,13 @@ class Bench:
         taken = time_of([case.call(self.device, self.dtype, seed) for seed in range(sets)], self.device, self.seconds)
         roofline = max(moved / self.copy, flops / self.gemm)
         error = case.error(self.device, self.dtype) if isinstance(case, Attention) else None
+        twin = self.twin(case, sets)
         shares = f"{roofline * 1e6:10,.1f} {roofline / taken:8.0%} {_percent(goal)}"
-        print(f"{name:56s} {taken * 1e6:10,.1f} {shares} {'' if error is None else f'{error:.1e}':>8s}", flush=True)
+        print(
+            f"{name:56s} {taken * 1e6:10,.1f} {shares} {'' if error is None else f'{error:.1e}':>8s} "
+            f"{'' if twin is None else f'{twin * 1e6:10,.1f}':>10s}",
+            flush=True,
+        )
         return {
             "case": name,
             "shape": {"kind": type(case).__name__, **vars(case)},
@@ -115,7 +122,18 @@ class Bench:
             "reached": roofline / taken,
             "to_reach": goal,
             "forward_error": error,
+            "twin_microseconds": None if twin is None else twin * 1e6,
         }
+
+    def twin(self, case: Case, sets: int) -> float | None:
+        """Seconds of the same by torch's own operations; None on a CPU, and where these wait for the device."""
+        waits = isinstance(case, Attention | Write) or (isinstance(case, Mixture) and self.dtype != torch.bfloat16)
+        if self.device.type != "cuda" or waits:
+            return None
+        with computing_with(PATHS["torch"]):
+            return time_of(
+                [case.call(self.device, self.dtype, seed) for seed in range(sets)], self.device, self.seconds
+            )
 
 
 def time_of(calls: Sequence[Callable[[], object]], device: torch.device, seconds: float) -> float:

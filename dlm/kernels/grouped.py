@@ -59,11 +59,14 @@ def product(
     side = SIDE[x.element_size()]
     tiles = triton.cdiv(rows, side) if arranged is None else len(arranged.experts)
     lists = (x,) * 4 if arranged is None else (arranged.order, arranged.ends, arranged.experts, arranged.firsts)
-    stage = (2 + gated) * side * side * x.element_size()
+    chip, stage = Chip.of(x.device), (2 + gated) * side * side * x.element_size()
+    stages = chip.shared_memory // (2 * stage) + (
+        chip.generation in (8, 12)
+    )  # two programs fit; there n take n - 1 tiles
     multiply[(triton.cdiv(outputs, side), tiles)](
         x, weight, out, *lists, rows, x.stride(0),
         WIDTH=d, OUTPUTS=outputs, SIDE=side, GATED=gated, EXPERTS=arranged is not None, EACH=each, BACK=back,
-        num_warps=4, num_stages=max(2, min(5, Chip.of(x.device).shared_memory // (2 * stage))), enable_fp_fusion=False,
+        num_warps=4, num_stages=max(2, min(5, stages)), enable_fp_fusion=False,
     )  # fmt: skip
     return out
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
+import dlm
 from dlm.diffusion import rng
 from dlm.kernels import Spans, attention, chips, dealing, dispatch, experts, gate, grouped, paths, pick, reference, rope
 from dlm.kernels.routing import Routing
@@ -396,3 +397,27 @@ def test_the_network_uses_the_norm_where_no_gradient_is_asked_for():
     with torch.no_grad():
         fused = lm.network(ids)
     torch.testing.assert_close(fused, lm.network(ids).detach(), atol=2e-5, rtol=1e-5)
+
+
+MOE = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 16, "n_group": 4, "topk_group": 2}
+MOE |= {"num_shared_experts": 1, "expert_bias": True, "first_k_dense": 1}
+BLOCKS = {"attention": "block_causal", "block_length": 4, "qk_norm": True}
+DECODED = {
+    "llada2": {"model_type": "llada2_moe", **BLOCKS, "moe": MOE, "rotary_dim": 4},
+    "sdar": {"model_type": "sdar", **BLOCKS},
+    "Dream": {"model_type": "Dream", "shifted_logits": True, "qkv_bias": True},
+}
+
+
+@pytest.mark.parametrize("family", list(DECODED)[: 1 if CASES < 10 else None])
+def test_an_engine_decodes_the_tokens_of_torch_together_and_alone(family):
+    settings = {"gen_length": 4, "block_length": 4, "steps": 2}
+    given = [[5, 6, 7], [8, 9]]
+
+    def decoded(kernels: str, prompts: list[list[int]]) -> list[list[int]]:
+        engine = dlm.Engine(tiny_lm(**DECODED[family]), num_pages=20, kernels=kernels)
+        return [result.tokens for result in engine.generate(prompts, **settings)]
+
+    together = decoded("triton", given)
+    assert together == decoded("torch", given)
+    assert decoded("triton", given[1:]) == together[1:]

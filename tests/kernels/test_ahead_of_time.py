@@ -233,8 +233,8 @@ MOST = {  # registers, spilled bytes
     "gate": (40, 0),
     "multiply": (168, 0),
     "choose": (64, 0),
-    "sort": (48, 0),
-    "add_up": (48, 0),
+    "sort": (72, 0),
+    "add_up": (64, 0),
     "survey": (128, 8),
     "decide": (48, 0),
 }

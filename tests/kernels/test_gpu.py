@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dlm.kernels import Spans, dispatch, reference
+from dlm.kernels.routing import Routing
 from tests.kernels import draw
 
 pytestmark = pytest.mark.gpu
@@ -95,6 +96,63 @@ def test_norm(dtype, width, record_property):
     assert error(normed, exact) < ERROR[dtype]
     few, _ = dispatch.rms_norm(x[:3].cuda(), weight.cuda(), 1e-6, residual[:3].cuda())
     assert torch.equal(few, normed[:3])
+
+
+@DTYPES
+def test_norm_rotation_and_write(dtype):
+    for seed in range(10):
+        case = draw.writing(seed, head_dims=(64, 80, 128)).to(dtype)
+        norms = torch.rand(2, case.q.shape[2]).to(dtype) + 0.5
+        ours, twins = case.to(dtype, "cuda").arguments, case.to(torch.float64).arguments
+        found = dispatch.rope_write(*ours, *norms.cuda(), 1e-6)
+        twin = reference.rope_write(*twins, *norms.double(), 1e-6)
+        assert error(found, twin) < ERROR[dtype]
+        assert torch.equal(ours[6].cpu().isnan(), twins[6].isnan())
+        kept = ~twins[5].isnan()
+        assert not kept.any() or error(ours[5].cpu()[kept], twins[5][kept]) < ERROR[dtype]
+
+
+@DTYPES
+def test_gates(dtype):
+    wide = torch.randn(70, 2 * 3000).to(dtype)
+    assert error(dispatch.gated(wide.cuda()), reference.gated(wide.double())) < ERROR[dtype]
+    x, weight = torch.randn(64, 1000).to(dtype), (torch.randn(2 * 700, 1000) / 32).to(dtype)
+    found = dispatch.gated_product(x.cuda(), weight.cuda())
+    assert error(found, reference.gated_product(x.double(), weight.double())) < 2 * ERROR[dtype]
+    assert torch.equal(dispatch.gated_product(x[40:43].cuda(), weight.cuda()), found[40:43]), (
+        "the same bits in any company"
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("n", [1, 32, 700])
+def test_mixture(dtype, n):
+    routing = Routing(chosen=8, sigmoid=True, normalised=True, factor=2.5, groups=8, kept_groups=4)
+    x, router, bias = torch.randn(n, 256).to(dtype), (torch.randn(64, 256) / 16).to(dtype), torch.randn(64) / 10
+    gate_up, down = ((torch.randn(64, a, b) / b**0.5).to(dtype) for a, b in ((192, 256), (256, 96)))
+    chosen, weights = dispatch.route(x.cuda(), router.cuda(), bias.cuda(), routing)
+    expected, _ = reference.route(x, router, bias, routing)
+    assert (chosen.cpu().sort(-1).values == expected.sort(-1).values).all(-1).float().mean() > 0.98  # but for near ties
+    found = dispatch.mixture(x.cuda(), chosen, weights, gate_up.cuda(), down.cuda())
+    wide = (y.double() for y in (gate_up, down))
+    assert error(found, reference.mixture(x.double(), chosen.cpu().long(), weights.cpu(), *wide)) < 2 * ERROR[dtype]
+    few = dispatch.mixture(x[-1:].cuda(), chosen[-1:], weights[-1:], gate_up.cuda(), down.cuda())
+    assert torch.equal(few, found[-1:]), "the same bits in any company"
+
+
+def test_one_long_request_among_short_ones_is_cut_and_gives_the_same_bits():
+    g, lengths = 8, [16384, *[512] * 63]
+    pages = iter(torch.randperm(sum(lengths) // 32).tolist())
+    tables = [[next(pages) for _ in range(length // 32)] for length in lengths]
+    k, v = (torch.randn(sum(lengths) // 32, 32, g, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    q = torch.randn(64 * 4, 4 * g, 128, device="cuda", dtype=torch.bfloat16)
+    spans = Spans.of([range(length - 4, length) for length in lengths], lengths, tables, "cuda")
+    found = dispatch.paged_attention(q, k, v, spans, None)
+    (ends,) = spans.dealt.values()
+    assert ends[1, 0] > 0 and ends[1, -1] == ends[1, 0], "the long one, and no other"
+    from dlm.kernels import attention
+
+    assert torch.equal(attention.paged_attention(q, k, v, replace(spans), None, split=False), found)
 
 
 @DTYPES
