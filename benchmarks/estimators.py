@@ -3,11 +3,10 @@
     python benchmarks/estimators.py                                   # ours, on `pico` and held-out Python
     python benchmarks/estimators.py --llada LLaDA/eval_llada.py --dream Dream/eval/eval.py     # the published ones beside it
 
-The model is run once for each set of tokens that can be masked in a span. That gives the exact bound, and a table from which
-each estimator then takes what the model would have answered. The published code is read from your copies and run as it stands.
+The model runs once on every set of masked tokens of a span, which gives the exact bound; each estimator then draws among
+these results in place of running the model. The published code is read from your copies and run as it stands.
 """
 
-import argparse
 import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import RESULTS, machine, parser, write
 from torch.nn import functional
 
 import dlm
@@ -93,13 +93,14 @@ def published(file: Path, name: str, draws: int) -> Callable[[Table], float]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="pico")
-    parser.add_argument("--spans", type=int, default=40, help="of each length (40)")
-    parser.add_argument("--repeats", type=int, default=40, help="estimates of each span (40)")
-    parser.add_argument("--llada", type=Path, help="LLaDA's eval_llada.py")
-    parser.add_argument("--dream", type=Path, help="Dream's eval/eval.py")
-    options = parser.parse_args(argv)
+    words = parser(__doc__)
+    words.add_argument("--model", default="pico")
+    words.add_argument("--spans", type=int, default=100, help="of each length (100)")
+    words.add_argument("--repeats", type=int, default=10, help="estimates of each span (10)")
+    words.add_argument("--llada", type=Path, help="LLaDA's eval_llada.py")
+    words.add_argument("--dream", type=Path, help="Dream's eval/eval.py")
+    words.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
+    options = words.parse_args(argv)
     lm = dlm.load(options.model, dtype="float32")
     tables = {n: list(spans(lm, n, options.spans)) for n in dict.fromkeys(tokens for tokens, _ in CASES)}
     others = {"LLaDA": (options.llada, "get_loglikelihood"), "Dream": (options.dream, "_eval_target_nll_mc")}
@@ -111,7 +112,8 @@ def main(argv: list[str] | None = None) -> int:
         nats, low, high, error = np.moveaxis(np.array(found), 2, 0)
         row: dict[str, Any] = {"tokens": tokens, "draws": draws, **_row("ours", nats - truth)}
         row["covered"] = f"{100 * ((low <= truth) & (truth <= high)).mean():.1f} %"
-        row["near"] = f"{int((abs(nats - truth) <= 3 * error)[:, 0].sum())} of {len(truth)}"
+        near = abs(nats - truth) <= 3 * error
+        row["near"] = f"{int(near[:, 0].sum())} of {len(truth)}; {100 * near.mean():.1f} % of all"
         for name, (file, method) in others.items():
             if file is not None:
                 torch.manual_seed(0)
@@ -120,8 +122,15 @@ def main(argv: list[str] | None = None) -> int:
                 row |= _row(name, np.array(values) - truth)
         rows.append(row)
         print(row, flush=True)
-    names = {"tokens": "tokens", "draws": "draws", "covered": "95 % intervals that hold", "near": "within 3 errors"}
+    names = {
+        "tokens": "tokens",
+        "draws": "draws",
+        "covered": "95 % intervals that hold",
+        "near": "within 3 errors: the first estimate of each span, and all",
+    }
     print(markdown(rows, names | {key: key for key in rows[0] if key not in names}))
+    facts = {"machine": machine(), "model": options.model, "spans": options.spans, "repeats": options.repeats}
+    write(options.output / "estimators.json", {**facts, "rows": rows})
     return 0
 
 

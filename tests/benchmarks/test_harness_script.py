@@ -19,6 +19,6 @@ def test_the_place_and_the_gap(script):
         ids = lm.encode("a prompt: " + one)[: len("a prompt: ") + at]
         with torch.no_grad():
             logits = lm.network(torch.tensor([ids]))[0, -1].double()
-        tokens = [(lm.encode(text) + [EOS])[at] for text in (one, other)]
+        tokens = [[*lm.encode(text), EOS][at] for text in (one, other)]
         assert found["gap"] == pytest.approx(abs(logits[tokens[0]] - logits[tokens[1]]).item(), rel=1e-4)
         assert found["best_two"] == (set(logits.topk(2).indices.tolist()) == set(tokens))

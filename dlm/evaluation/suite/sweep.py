@@ -42,7 +42,8 @@ class Point:
 
     def _words(self, *names: str) -> str:
         found = USUAL | self.run.get("way", {})
-        words = [f"blocks of {found[n]}" if n == "blocks" else found[n] for n in names if found[n] != USUAL[n]]
+        named = {"blocks": "blocks of ", "draft": "draft "}
+        words = [named.get(n, "") + found[n] for n in names if found[n] != USUAL[n]]
         return ", ".join(words) or "plain"
 
     @property
