@@ -3,8 +3,8 @@
     python benchmarks/estimators.py                                   # ours, on `pico` and held-out Python
     python benchmarks/estimators.py --llada LLaDA/eval_llada.py --dream Dream/eval/eval.py     # the published ones beside it
 
-Every set of masked tokens of a span is asked of the model once, which gives the exact bound; each estimator then draws from
-these answers as if it had asked the model. The published code is read from your copies and run as it stands.
+The model runs once on every set of masked tokens of a span, which gives the exact bound; each estimator then draws among
+these results in place of running the model. The published code is read from your copies and run as it stands.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def published(file: Path, name: str, draws: int) -> Callable[[Table], float]:
     wanted = {"_forward_process", name}
     methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in wanted]
     space: dict[str, Any] = {"torch": torch, "F": functional}
-    exec(compile(ast.Module(methods, []), str(file), "exec"), space)
+    exec(compile(ast.Module([*methods], []), str(file), "exec"), space)
     own = SimpleNamespace(batch_size=draws, mc_num=draws, device="cpu", mask_id=MASK, sampling_eps=1e-3, log_type="ftb")
     own.tokenizer = SimpleNamespace(mask_token_id=MASK)
     own._forward_process = lambda *arguments: space["_forward_process"](own, *arguments)

@@ -75,7 +75,7 @@ def unpack(wheel: str, folder: Path) -> Path:
 
 
 def compare(source: Path, scratch: Path) -> float:
-    """Check the model as it lies there, exported, and converted in two ways; the largest difference of logits.
+    """Check the model in its own folder, exported, and converted in two ways; returns the largest difference of logits.
 
     Other tokens count as an infinite difference.
     """

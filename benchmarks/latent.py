@@ -199,10 +199,7 @@ def discrete(name: str, seed: int, options: argparse.Namespace) -> "tuple[LM, fl
 
 def flowing(name: str, seed: int, options: argparse.Namespace) -> "tuple[LM, float]":
     """An autoencoder, then its flow; the autoencoder of `latent` serves all that differ in the flow alone."""
-    import torch
-
     import dlm
-    from dlm.latent.likelihood import best_start
 
     coding, more = {**LATENT, **ABLATIONS}[name]
     folder = options.out / f"{(name if coding else 'latent').replace(' ', '-')}-{seed}"
@@ -214,11 +211,7 @@ def flowing(name: str, seed: int, options: argparse.Namespace) -> "tuple[LM, flo
     start = {"train": {"init_from": str(folder / "autoencoder"), "ema": 0.99}}
     second = {"stage": "flow", "denoiser": DENOISER, **more}
     spent += _trained(_stage(out, seed, options, second, **start), (1 - SHARE) * options.tflop)
-    lm: Any = dlm.load(out)
-    rows = torch.cat([ids for ids, _ in _rows(options, "train", 32).batches])
-    level = best_start(lm.network, rows)  # by training text
-    lm.network.shape = lm.network.shape.model_copy(update={"t_min": level})
-    return lm, spent
+    return dlm.load(out), spent
 
 
 def _stage(out: Path, seed: int, options: argparse.Namespace, own: dict[str, Any], **sections: Any) -> Any:
@@ -274,10 +267,10 @@ def sampled(lm: "LM", options: argparse.Namespace, steps: tuple[int, ...], **how
         kind = {"solver": "euler"} if lm.refuses else {"temperature": 1.0, **({} if causal else {"rule": "random"})}
         if not lm.refuses and not causal and not blocks:
             kind["block_length"] = WRITTEN
-        given = {**kind, "steps": count, **how}
+        given: dict[str, Any] = {**kind, "steps": count, **how}
         if causal:
             given.pop("steps")
-        prompt = [lm.eos_id] if causal else []
+        prompt = [lm.eos_id or 0] if causal else []
         before = time.perf_counter()
         texts = dlm.generate(lm, [prompt], gen_length=WRITTEN, num_samples=SAMPLES, seed=1, **given)
         seconds = time.perf_counter() - before

@@ -34,7 +34,7 @@ class Purpose(IntEnum):
     ANCHOR = 12  # where a draft's blocks begin in a training sequence
     NOISE = 13  # the noise that a latent starts from, or is shown under
     PATH = 14  # noise that a sampler adds on its way
-    CONDITION = 15  # what a latent model is told in a training step: a prompt, its own last guess
+    CONDITION = 15  # what a training step shows a latent model besides the noise: a prompt, its own last guess
     DECODER = 16  # noise and dropout in front of a latent model's decoder
 
 

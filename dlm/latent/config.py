@@ -25,55 +25,21 @@ class Part(BaseModel):
         return self
 
 
-class AutoencoderConfig(Part):
-    """[trainable.own.autoencoder]"""
+class Headed(Part):
+    """A table whose width is shared among attention heads."""
 
-    hidden_size: int = Field(default=128, ge=8, le=2**14, description="width of encoder and decoder")
-    intermediate_size: int = Field(default=256, ge=8, le=2**16, description="hidden width of their SwiGLU")
-    num_hidden_layers: int = Field(
-        default=2, ge=1, le=256, description="feed-forward layers each; of a perceiver, layers"
-    )
-    num_attention_heads: int = Field(default=4, ge=1, le=256, description="kind = perceiver: heads")
+    TABLE: ClassVar[str]
 
-    @model_validator(mode="after")
-    def _divides(self) -> Self:
-        if self.hidden_size % (2 * self.num_attention_heads):
-            raise ValueError(
-                f"autoencoder.hidden_size = {self.hidden_size} must be an even multiple of num_attention_heads = "
-                f"{self.num_attention_heads}"
-            )
-        return self
-
-    def network(self, vocab_size: int) -> ModelConfig:
-        """The shape of its feed-forward and attention."""
-        heads = self.num_attention_heads
-        return ModelConfig(
-            vocab_size=vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            head_dim=self.hidden_size // heads,
-            qk_norm=True,
-        )
-
-
-class DenoiserConfig(Part):
-    """[trainable.own.denoiser]"""
-
-    hidden_size: int = Field(default=192, ge=8, le=2**14, description="width")
-    num_hidden_layers: int = Field(default=4, ge=1, le=256, description="layers")
-    num_attention_heads: int = Field(default=4, ge=1, le=256, description="heads")
-    intermediate_size: int = Field(default=512, ge=8, le=2**16, description="hidden width of the SwiGLU feed-forward")
-    position_embedding: Literal["rope", "learned"] = Field(
-        default="rope", description="rotary positions, or a learned vector for each latent"
-    )
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
-                f"denoiser.hidden_size = {self.hidden_size} must be an even multiple of num_attention_heads = "
+                f"{self.TABLE}.hidden_size = {self.hidden_size} must be an even multiple of num_attention_heads = "
                 f"{self.num_attention_heads}"
             )
         return self
@@ -82,11 +48,45 @@ class DenoiserConfig(Part):
     def heads(self) -> dict[str, Any]:
         """As fields of a `ModelConfig`."""
         return {
-            **self.model_dump(),
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
             "num_key_value_heads": self.num_attention_heads,
             "head_dim": self.hidden_size // self.num_attention_heads,
             "qk_norm": True,
         }
+
+
+class AutoencoderConfig(Headed):
+    """[trainable.own.autoencoder]"""
+
+    TABLE = "autoencoder"
+
+    hidden_size: int = Field(default=128, ge=8, le=2**14, description="width of encoder and decoder")
+    intermediate_size: int = Field(default=256, ge=8, le=2**16, description="hidden width of their SwiGLU")
+    num_hidden_layers: int = Field(
+        default=2, ge=1, le=256, description="feed-forward layers each; of a perceiver, layers"
+    )
+    num_attention_heads: int = Field(default=4, ge=1, le=256, description="kind = perceiver: heads")
+
+    def network(self, vocab_size: int) -> ModelConfig:
+        """The shape of its feed-forward and attention."""
+        return ModelConfig(vocab_size=vocab_size, **self.heads)
+
+
+class DenoiserConfig(Headed):
+    """[trainable.own.denoiser]"""
+
+    TABLE = "denoiser"
+
+    hidden_size: int = Field(default=192, ge=8, le=2**14, description="width")
+    num_hidden_layers: int = Field(default=4, ge=1, le=256, description="layers")
+    num_attention_heads: int = Field(default=4, ge=1, le=256, description="heads")
+    intermediate_size: int = Field(default=512, ge=8, le=2**16, description="hidden width of the SwiGLU feed-forward")
+    position_embedding: Literal["rope", "learned"] = Field(
+        default="rope", description="rotary positions, or a learned vector for each latent"
+    )
 
 
 class Shape(Part):
@@ -117,7 +117,13 @@ class Shape(Part):
         le=4096,
         description="latents denoised together, block after block (Cola); none: all at once",
     )
-    t_min: float = Field(default=0.1, gt=0, lt=0.5, description="noise at which the likelihood bound asks the decoder")
+    t_min: float | None = Field(
+        default=None,
+        gt=0,
+        lt=0.5,
+        description="noise at which the likelihood bound asks the decoder; none: at which training text costs least, found "
+        "when the model is written",
+    )
     autoencoder: AutoencoderConfig = Field(default=AutoencoderConfig(), description="encoder and decoder")
     denoiser: DenoiserConfig = Field(default=DenoiserConfig(), description="the flow's network")
     stage: Literal["autoencoder", "flow", "joint", "adapter"] = Field(

@@ -10,6 +10,9 @@ from torch import Tensor
 from dlm.diffusion.rng import Purpose, normal, uniform
 from dlm.latent.network import LatentNetwork
 
+T_MIN = 0.1
+"""Of a model that is still under training."""
+
 
 @torch.no_grad()
 def bound(
@@ -32,7 +35,7 @@ def bound(
     ids = ids.to(device)
     answer = torch.ones_like(ids, dtype=torch.bool) if answer is None else answer.to(device)
     index = torch.arange(b, device=device) if index is None else index.to(device)
-    low = network.shape.t_min if t_min is None else t_min
+    low = t_min or network.shape.t_min or T_MIN
     z = network.encode(ids)
     n, c = z.shape[1:]
     clean = ~network.open_latents(answer)
@@ -69,5 +72,5 @@ def best_start(
     draws: int = 4,
 ) -> float:
     """The `t_min` of these levels under which text costs least; give it training text."""
-    costs = {level: bound(network, ids, draws=draws, t_min=level).mean().item() for level in levels}
+    costs = {level: bound(network, ids, draws=draws, t_min=level).double().mean().item() for level in levels}
     return min(costs, key=lambda level: costs[level])

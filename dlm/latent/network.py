@@ -23,6 +23,7 @@ def config_of(shape: Shape, vocab_size: int, length: int, ids: dict[str, int | N
     return ModelConfig.model_validate(
         {
             **shape.denoiser.heads,
+            "position_embedding": shape.denoiser.position_embedding,
             "model_type": FAMILY,
             "vocab_size": vocab_size,
             "max_position_embeddings": length,

@@ -13,15 +13,13 @@ from dlm.data.source import build_stream
 from dlm.errors import UserError
 from dlm.inference.generation import generate
 from dlm.latent.config import LatentConfig, Shape
-from dlm.latent.likelihood import bound
+from dlm.latent.likelihood import best_start, bound
 from dlm.latent.lm import LatentLM
 from dlm.latent.network import LatentNetwork, config_of
 from dlm.latent.objective import LatentObjective
-from dlm.models.lm import LM
 from dlm.models.loading import load
 from dlm.models.transformer import Transformer
 from dlm.training.config import TrainConfig
-from dlm.training.processes import SPREAD
 from dlm.training.profile import Ranges
 from dlm.training.start import tokenizer_of
 from dlm.training.trainable import Matrices, Trainable
@@ -30,6 +28,8 @@ from dlm.training.validate import HeldOut
 WHERE = "[trainable.own]"
 STATISTICS_ROWS = 256
 """Training sequences that the latents' mean and std are taken of."""
+BOUND_ROWS = 32
+"""Those that decide t_min."""
 AUTOENCODER = ("kind", "tokens_per_latent", "latents", "channels", "variational", "autoencoder")
 """Settings that a checkpoint's autoencoder decides; the rest of the shape is decided by its flow, if it has one."""
 
@@ -38,6 +38,7 @@ class LatentModel(Trainable):
     """trainable.kind = "latent"."""
 
     network: LatentNetwork
+    layerwise = False
 
     def __init__(self, lm: LatentLM, own: LatentConfig, config: TrainConfig) -> None:
         self.network, self.tokenizer, self.own, self.config, self._lm = lm.network, lm.tokenizer, own, config, lm
@@ -50,8 +51,6 @@ class LatentModel(Trainable):
     @classmethod
     def start(cls, config: TrainConfig, a: Accelerator) -> Self:
         """New in the first stage, and else what train.init_from holds with what the stage adds to it."""
-        if a.distributed_type in SPREAD:
-            raise UserError("trainable.kind = latent: use --launch ddp: its parts are used outside of one forward")
         own, t = toml.check(LatentConfig, config.trainable.own, WHERE), config.train
         if t.init_from is None and own.stage != "autoencoder":
             raise UserError(
@@ -103,17 +102,15 @@ class LatentModel(Trainable):
     @torch.no_grad()
     def measure_statistics(self) -> None:
         """Store the mean and std of each channel over training text, to which the flow's latents are brought."""
-        t = self.config.train
-        stream = build_stream(self.config.data, self.tokenizer, t.length, "train", t.seed)
-        found, rows = [], 0
-        for batch in BatchLoader(stream, min(t.batch_size, 32)):
-            found.append(self.network.moments(batch["input_ids"])[0].flatten(0, 1))
-            rows += len(batch["input_ids"])
-            if rows >= STATISTICS_ROWS:
-                break
-        z = torch.cat(found).double()
+        rows = self._training_rows(STATISTICS_ROWS).split(32)
+        z = torch.cat([self.network.moments(ids)[0].flatten(0, 1) for ids in rows]).double()
         self.network.mean.copy_(z.mean(0))
         self.network.std.copy_(z.std(0).clamp(min=1e-3))
+
+    def _training_rows(self, count: int) -> Tensor:
+        t = self.config.train
+        stream = build_stream(self.config.data, self.tokenizer, t.length, "train", t.seed)
+        return next(BatchLoader(stream, count, keep_partial=True))["input_ids"]
 
     def objective(self, ranges: Ranges) -> LatentObjective:
         """The parts of the stage's loss."""
@@ -174,6 +171,9 @@ class LatentModel(Trainable):
 
     def save(self, config: TrainConfig) -> None:
         """A folder that `dlm.load` reads."""
+        if self.likelihood and self.own.t_min is None:
+            level = best_start(self.network, self._training_rows(BOUND_ROWS))
+            self.network.shape = self.network.shape.model_copy(update={"t_min": level})
         self.lm.save(Path(config.train.out), dtype=config.train.save_dtype, overwrite=True)
 
 
@@ -241,10 +241,3 @@ def _continued(own: LatentConfig, saved: Shape, name: str) -> LatentConfig:
     if merged.kl_weight > 0 and not merged.variational:
         raise UserError(f"{WHERE} kl_weight = {merged.kl_weight}, but train.init_from = {name!r} is not variational")
     return merged
-
-
-def require_latent(lm: LM, where: str) -> LatentLM:
-    """The model, or an error that says how to get one."""
-    if not isinstance(lm, LatentLM):
-        raise UserError(f"{where}: model {getattr(lm, 'name', lm)!r} is no latent model: train one with configs/latent")
-    return lm

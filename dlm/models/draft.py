@@ -8,6 +8,7 @@ Embedding and head are the target's: they are no parameters of the draft.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,7 +93,7 @@ class Draft(nn.Module):
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Normal weights; those back into the residual stream are scaled by 1/sqrt(2 layers). Convolutions pass their
-        input on, and the selector's scores are the logits, until training changes them."""
+        input on, the selector's scores are the logits, and the context says little, until training changes them."""
         std = self.config.network.initializer_range
         scaled = std / (2 * len(self.layers)) ** 0.5
         for name, parameter in self.named_parameters():
@@ -103,7 +104,8 @@ class Draft(nn.Module):
             elif name.endswith("predecessor_codebook"):
                 nn.init.normal_(parameter, generator=generator)
             elif parameter.ndim < 2:
-                nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.ones_(parameter)
+                quiet = name == "hidden_norm.weight"  # an untrained `fc` would drown what the block itself says
+                nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 0.1 if quiet else 1.0)
             else:
                 back = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(parameter, std=scaled if back else std, generator=generator)
@@ -243,6 +245,13 @@ class Draft(nn.Module):
         if self.config.output_multiplier != 1:
             logits = logits * self.config.output_multiplier
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Draft:
+        """A copy for the same target, which is not copied."""
+        memo[id(self.target)] = self.target
+        memo[id(self)] = copied = Draft.__new__(Draft)
+        copied.__dict__.update(deepcopy(self.__dict__, memo))
+        return copied
 
     def save(self, folder: str | Path, *, dtype: str | None = None, overwrite: bool = False) -> None:
         """Write a folder in z-lab's format; see `dlm.models.draft_saving.save_draft`."""

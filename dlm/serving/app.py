@@ -1,8 +1,7 @@
 """The routes. Each reads a body, asks `Server`, and answers; nothing here decodes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -34,14 +33,13 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
     return Response(encoded(value), status, headers, "application/json")
 
 
-def app_of(server: Server, lifespan: Callable[[FastAPI], Any] | None = None) -> FastAPI:
-    """The ASGI application of a server, which somebody else loads and closes unless a lifespan does."""
+def app_of(server: Server) -> FastAPI:
+    """The ASGI application of a server, which its caller loads and closes."""
     app = FastAPI(
         title="dlm",
         version=version("dlm"),
         description="Diffusion language models behind OpenAI's interface.",
         redoc_url=None,
-        lifespan=lifespan,
     )
     _add_errors(app)
     _add_answers(app, server)
@@ -54,20 +52,6 @@ def app_of(server: Server, lifespan: Callable[[FastAPI], Any] | None = None) -> 
             CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
         )
     return app
-
-
-def loaded_app(server: Server) -> FastAPI:
-    """The same, loading at its start and closing at its end: for uvicorn from elsewhere, and for Ray."""
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(server.load)
-        try:
-            yield
-        finally:
-            await asyncio.to_thread(server.close)
-
-    return app_of(server, lifespan)
 
 
 def _add_errors(app: FastAPI) -> None:

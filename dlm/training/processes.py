@@ -24,7 +24,7 @@ from dlm.models.device import pick_device
 from dlm.training import folder
 from dlm.training.checkpoint import Group
 from dlm.training.config import TrainConfig
-from dlm.training.trainable import Trainable
+from dlm.training.trainable import Trainable, class_of
 
 SPREAD = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 """No process holds all weights on its device; these two move the weights there themselves."""
@@ -54,9 +54,9 @@ def start(config: TrainConfig) -> Accelerator:
         a.state.fsdp_plugin = FullyShardedDataParallelPlugin()
         a.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
     if a.distributed_type == DistributedType.FSDP:
-        _prepare_fsdp(a)
+        _prepare_fsdp(a, class_of(config).layerwise)
     elif a.distributed_type == DistributedType.DEEPSPEED:
-        _prepare_deepspeed(a, config)
+        _prepare_deepspeed(a, config, class_of(config).layerwise)
     set_seed(t.seed)
     if a.num_processes > 1:
         atexit.unregister(_leave)
@@ -70,18 +70,25 @@ def _leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _prepare_fsdp(a: Accelerator) -> None:
+def _prepare_fsdp(a: Accelerator, layerwise: bool) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     plugin: Any = a.state.fsdp_plugin
     if plugin.fsdp_version != 2:
         raise UserError("fsdp_version: 1 is not supported: set fsdp_version: 2, as configs/accelerate/fsdp2.yaml does")
+    if not layerwise:
+        plugin.auto_wrap_policy = plugin.transformer_cls_names_to_wrap = None
     if a.mixed_precision == "bf16":  # accelerate's own would also round gradients' sums and the loss to bfloat16
         plugin.mixed_precision_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-def _prepare_deepspeed(a: Accelerator, config: TrainConfig) -> None:
+def _prepare_deepspeed(a: Accelerator, config: TrainConfig, layerwise: bool) -> None:
     """Give DeepSpeed the config's batch size and clipping, which it applies itself."""
+    if not layerwise:
+        raise UserError(
+            "a draft or a latent model cannot be trained with DeepSpeed, which gathers weights for a layer's own forward "
+            "alone: use configs/accelerate/fsdp2.yaml or ddp.yaml"
+        )
     t = config.train
     for key, value, instead in (
         ("optim.hidden.algorithm", config.optim.hidden.algorithm, "adamw"),
@@ -192,6 +199,10 @@ class Whole:
         network, prefix = deepcopy(self.empty), "network."
         ours = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         network.load_state_dict(ours, assign=True)
+        for name, buffer in self.model.network.named_buffers():
+            if name not in ours:  # the weights of a folder do not hold it
+                owner, _, own = name.rpartition(".")
+                network.get_submodule(owner)._buffers[own] = buffer
         model = copy(self.model)
         model.network = network.to(a.device)
         return model

@@ -47,6 +47,9 @@ class Trainable(Protocol):
     """Whether validation calls `nats`; else it calls only `figures`."""
     exact: bool = False
     """Whether `nats` gives the likelihood itself and not draws of a bound on it."""
+    layerwise: bool = True
+    """Whether each layer's weights are used in its forward alone. If not, FSDP gathers all weights for a step at once, and
+    DeepSpeed is refused."""
     sections: tuple[str, ...] = ()
     """The sections of the config that this kind reads beside those that the loop reads."""
 
@@ -121,8 +124,8 @@ def kind_of(config: TrainConfig) -> str:
     return own if config.trainable.kind == "language" else config.trainable.kind
 
 
-def start(config: TrainConfig, a: "Accelerator") -> Trainable:
-    """The model that [trainable] names, with what else the config says; a UserError for sections it does not read."""
+def class_of(config: TrainConfig) -> type[Trainable]:
+    """What [trainable] names; a UserError for sections that it does not read."""
     kind = kind_of(config)
     if kind not in TRAINABLES:
         raise UserError(
@@ -132,4 +135,9 @@ def start(config: TrainConfig, a: "Accelerator") -> Trainable:
     for section, info in type(config).model_fields.items():
         if section not in {*ANYBODYS, *cls.sections} and getattr(config, section) != info.default:
             raise UserError(f"[{section}] is not read with trainable.kind = {kind!r}: leave it out")
-    return cls.start(config, a)
+    return cls
+
+
+def start(config: TrainConfig, a: "Accelerator") -> Trainable:
+    """The model, new or loaded."""
+    return class_of(config).start(config, a)

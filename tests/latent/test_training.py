@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dlm
+from dlm.latent.likelihood import bound
 from dlm.latent.objective import LatentObjective
 from dlm.latent.trainable import LatentModel
 from dlm.training.loop import train
@@ -59,9 +60,12 @@ def test_an_autoencoder_and_a_flow_learn_are_saved_and_write(trained):
     assert sum(flow.losses[-8:]) < 0.9 * sum(flow.losses[:8]) and flow.bound is not None
     lm = dlm.load(folder / "flow")
     assert lm.network.shape.stage == "flow" and lm.network.std.ne(1).all()
-    z = lm.network.encode(
-        Run(stage(folder, "again", {"stage": "flow"}, train__init_from=str(folder / "flow")))._batch().input_ids
-    )
+    again = Run(stage(folder, "again", {"stage": "flow"}, train__init_from=str(folder / "flow")))
+    texts = again._batch().input_ids
+    z = lm.network.encode(texts)
+    levels = {level: bound(lm.network, texts.repeat(8, 1), draws=8, t_min=level).mean() for level in (0.02, 0.4)}
+    assert bound(lm.network, texts.repeat(8, 1), draws=8).mean() <= 1.02 * min(levels.values())
+    assert max(levels.values()) > 1.1 * min(levels.values())  # so that it matters
     assert z.mean().abs() < 0.3 and 0.6 < z.std() < 1.5
     assert dlm.generate(lm, ["def f"], gen_length=8)[0].text
     old, new = (dlm.load(folder / name).network.state_dict() for name in ("ae", "flow"))

@@ -58,8 +58,8 @@ def test_two_processes_give_the_losses_of_one_and_resume_exactly(tmp_path, kind,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weighting", ["decay", "dpace"])
-def test_two_processes_train_a_draft_as_one_does(tmp_path, weighting):
+@pytest.mark.parametrize(("kind", "weighting"), [("cpu-2", "decay"), ("cpu-2", "dpace"), ("fsdp2", "decay")])
+def test_two_processes_train_a_draft_as_one_does(tmp_path, kind, weighting):
     # Rows differ in what they ask for: means of means would differ from the mean.
     base = train(config(tmp_path, "ar", objective__masking="causal", eval__sequences="0")).folder
     options = {"objective__masking": "draft", "draft__target": str(base), "draft__weighting": weighting}
@@ -69,14 +69,37 @@ def test_two_processes_train_a_draft_as_one_does(tmp_path, weighting):
         "draft__num_anchors": "6",
         "data__pack": "row",
     }
-    options |= {"draft__tau_length": "8", "draft__tau_prompts": "2"}
+    options |= {"draft__tau_length": "8", "draft__tau_prompts": "2", "draft__vocabulary": "40"}
     alone = train(config(tmp_path, "alone", **options))
     (tmp_path / "straight.toml").write_text(to_toml(config(tmp_path, "straight", **options)))
-    done = launch("cpu-2", "-m", "tests.training.pair", str(tmp_path))
+    done = launch(kind, "-m", "tests.training.pair", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
-    losses = [r["loss"] for r in rows(tmp_path / "straight") if "loss" in r]
+    straight = rows(tmp_path / "straight")
+    losses = [r["loss"] for r in straight if "loss" in r]
     assert losses == pytest.approx(alone.losses, rel=1e-5)
     assert [r["loss"] for r in rows(tmp_path / "stopped") if "loss" in r] == losses[STOP:]
+    taus = [[r["tau"] for r in run if "tau" in r] for run in (straight, rows(tmp_path / "alone"))]
+    assert taus[0] == taus[1] and taus[0]
+    target = dlm.load(str(base))
+    one, two = (dlm.load_draft(tmp_path / name, target) for name in ("alone", "straight"))
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_latent_model_as_one_holds_it(tmp_path):
+    own = {"trainable__kind": "latent", "train__steps": str(STEPS), "train__micro_batch_size": "1"}
+    own |= {"trainable__own__channels": "8", "trainable__own__autoencoder__hidden_size": "16"}
+    alone = train(config(tmp_path, "alone", **own))
+    (tmp_path / "straight.toml").write_text(to_toml(config(tmp_path, "straight", **own)))
+    done = launch("fsdp2", "-m", "tests.training.pair", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    straight = rows(tmp_path / "straight")
+    losses = [r["loss"] for r in straight if "loss" in r]
+    assert losses == pytest.approx(alone.losses, rel=1e-5)
+    assert [r["loss"] for r in rows(tmp_path / "stopped") if "loss" in r] == losses[STOP:]
+    right = [[r["right/0"] for r in run if "right/0" in r] for run in (straight, rows(tmp_path / "alone"))]
+    assert right[0] == right[1] and right[0]
 
 
 @pytest.mark.slow
@@ -101,3 +124,4 @@ def test_a_batch_must_divide_among_the_processes(tmp_path):
 def test_deepspeed_says_what_it_cannot_do(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     refused("DeepSpeed needs GPUs", processes.start, config(tmp_path))
+    refused("use configs/accelerate/fsdp2.yaml", processes._prepare_deepspeed, None, config(tmp_path), False)

@@ -13,7 +13,7 @@ from dlm.training.anchors import Anchors
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
 from dlm.training.drafting.objective import DraftObjective, total_of
-from dlm.training.drafting.start import new_draft, require_whole
+from dlm.training.drafting.start import new_draft
 from dlm.training.drafting.states import TargetStates
 from dlm.training.drafting.tau import TauMeter
 from dlm.training.masking.draft import DraftMasking
@@ -28,6 +28,7 @@ class DraftModel(Trainable):
 
     network: Draft
     likelihood = False
+    layerwise = False
     sections = ("objective", "draft")
 
     def __init__(self, draft: Draft, config: TrainConfig) -> None:
@@ -43,7 +44,6 @@ class DraftModel(Trainable):
     @classmethod
     def start(cls, config: TrainConfig, a: Accelerator) -> Self:
         """On the target's device. The target is no part of what is trained or saved."""
-        require_whole(a)
         return cls(new_draft(config, a.device), config)
 
     def objective(self, ranges: Ranges) -> DraftObjective:

@@ -1,7 +1,6 @@
 """The draft that a run starts from, new or saved, and its frozen target."""
 
 import torch
-from accelerate import Accelerator
 
 from dlm.errors import UserError
 from dlm.models.draft import Draft
@@ -11,17 +10,7 @@ from dlm.models.lm import LM
 from dlm.models.loading import load
 from dlm.training.config import TrainConfig
 from dlm.training.drafting.vocabulary import frequent_tokens
-from dlm.training.processes import SPREAD
 from dlm.training.teacher import WEIGHTS
-
-
-def require_whole(a: Accelerator) -> None:
-    """A UserError where weights would be spread over processes: a layer's parts are used outside of its forward."""
-    if a.distributed_type in SPREAD:
-        raise UserError(
-            "objective.masking = draft: a draft is a few layers, which every process holds whole: use --launch ddp "
-            "(configs/accelerate/ddp.yaml), not FSDP or DeepSpeed"
-        )
 
 
 def new_draft(config: TrainConfig, device: torch.device) -> Draft:
