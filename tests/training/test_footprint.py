@@ -39,7 +39,7 @@ def test_activations_are_those_that_a_step_keeps(shape, bf16, monkeypatch):
         kept = live.now
     planned = activation_bytes(lm.config, 3, 48, bf16)
     print(f"{kept:,} bytes alive, {planned:,} planned")
-    assert result.requires_grad and 0.9 * planned < kept < 1.1 * planned
+    assert result.requires_grad and abs(kept - planned) < (0.1 if bf16 else 0.03) * planned
     less = activation_bytes(lm.config, 3, 48, bf16, checkpointing=True)
     network.gradient_checkpointing = True
     with LiveBytes() as live, torch.enable_grad():
