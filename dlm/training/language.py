@@ -15,6 +15,7 @@ from dlm.training.align import build_align
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
 from dlm.training.masking import masking_of
+from dlm.training.masking.block import BlockMasking
 from dlm.training.objective import Objective
 from dlm.training.processes import SPREAD
 from dlm.training.profile import Ranges, flops_a_token
@@ -76,7 +77,8 @@ class LanguageModel(TokenCosts, Trainable):
     def flops_a_token(self) -> float:
         """Of the network's own shape under this masking."""
         size = sum(p.numel() for p in self.network.parameters())
-        return flops_a_token(self.network.config, size, self.config.train.length, *self.masking.work)
+        block = self.masking.block_length if isinstance(self.masking, BlockMasking) else None
+        return flops_a_token(self.network.config, size, self.config.train.length, *self.masking.work, block)
 
     def state_dict(self) -> dict[str, Any]:
         """Which teacher the run is aligned to."""

@@ -74,6 +74,8 @@ def go(run: Run) -> TrainResult:
     report = Report(c, a, run.flops_a_token, run.step)
     with stop, run.loader, report, run.profile.recording(report.say):
         report.begin(run.parameters)
+        if a.device.type == "cuda":  # on a CPU nobody counts what is free for it
+            report.say(str(run.memory()))
         while run.step < c.train.steps and not stop.anywhere(a):
             started = time.perf_counter()
             parts, norm = run.optimiser_step()

@@ -147,12 +147,19 @@ def with_environment(config: ProfileConfig, environment: Mapping[str, str]) -> P
 
 
 def flops_a_token(
-    config: ModelConfig, parameters: int, length: int, forwarded: float = 1.0, predicted: float = 0.5
+    config: ModelConfig,
+    parameters: int,
+    length: int,
+    forwarded: float = 1.0,
+    predicted: float = 0.5,
+    block_length: int | None = None,
 ) -> float:
     """Training FLOPs a token of input: 6 a weight, attention's 12 * length * width a layer, the head at predicted positions only.
 
     Counted as in Kaplan et al. and nanoGPT, but the network runs on `forwarded` positions for each token and the vocabulary
-    projection on `predicted` ones (see `Masking.work`). Of a mixture of experts, only the experts a token meets count.
+    projection on `predicted` ones (see `Masking.work`). Of two streams with blocks of `block_length` the keys count that
+    they see: length + block_length of both rows of a token together. Of a mixture of experts, only the experts a token
+    meets count.
     """
     head = config.vocab_size * config.hidden_size
     body = parameters - head * (1 if config.tie_word_embeddings else 2)
@@ -162,8 +169,9 @@ def flops_a_token(
         m = config.moe
         idle = m.num_experts - m.num_experts_per_tok
         body -= 3 * config.hidden_size * m.intermediate_size * idle * (config.num_hidden_layers - m.first_k_dense)
-    attention = 12 * length * config.num_attention_heads * config.head_dim * config.num_hidden_layers
-    return forwarded * (6 * body + attention) + 6 * head * predicted
+    keys = forwarded * length if block_length is None else length + block_length
+    attention = 12 * keys * config.num_attention_heads * config.head_dim * config.num_hidden_layers
+    return forwarded * 6 * body + attention + 6 * head * predicted
 
 
 def gemm_ceiling(device: torch.device, dtype: torch.dtype) -> float:

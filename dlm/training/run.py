@@ -17,9 +17,10 @@ from dlm.data.loader import BatchLoader
 from dlm.data.source import build_stream
 from dlm.errors import UserError
 from dlm.models.subnormals import subnormals_as_zeros
-from dlm.training import checkpoint, folder, processes, state, trainable
+from dlm.training import checkpoint, folder, footprint, processes, state, trainable
 from dlm.training.batch import Batch
 from dlm.training.config import TrainConfig
+from dlm.training.language import LanguageModel
 from dlm.training.optim import build_optimizer, lr_factor
 from dlm.training.profile import Profile
 from dlm.training.rehearsal import RehearsalStream
@@ -66,6 +67,21 @@ class Run:
         self.whole = processes.Whole(a, self.model)
         self.objective, self.prepared = a.prepare(objective, self.optimizer)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
+
+    def memory(self) -> footprint.TrainingMemory:
+        """What a step needs on this process's device; see `footprint.plan`."""
+        t, positions = self.config.train, self.config.train.length
+        if isinstance(self.model, LanguageModel):
+            positions = round(positions * self.model.masking.work[0])
+        return footprint.plan(
+            self.network,
+            self.optimizer.param_groups,
+            sequences=self.micro,
+            positions=positions,
+            bf16=t.precision == "bf16",
+            average=bool(t.ema),
+            shards=self.accelerator.num_processes if self.accelerator.distributed_type in processes.SPREAD else 1,
+        )
 
     def optimiser_step(self) -> tuple[dict[str, float], float]:
         """One step over one global batch; the parts of the whole batch's loss, and the gradient norm before clipping."""

@@ -55,7 +55,6 @@ class FakeLM:
     name: str = "fake"
     tokenizer: Any = field(default_factory=object)
     config: Any = field(default_factory=lambda: SimpleNamespace(attention="bidirectional"))
-    device: Any = field(default_factory=lambda: SimpleNamespace(type="cpu"))
 
     def encode(self, text: str) -> list[int]:
         bare = "".join(text.split()).replace(".", "0")
