@@ -23,7 +23,8 @@ class PagedAttend:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, norms: HeadNorms | None = None) -> Tensor:
         keys, values = self.pool.k[layer], self.pool.v[layer]
-        rotated = rope_write(q, k, v, self.cos, self.sin, keys, values, self.slots, *(norms or ()))
+        q_weight, k_weight, eps = norms or (None, None, 0.0)
+        rotated = rope_write(q, k, v, self.cos, self.sin, keys, values, self.slots, q_weight, k_weight, eps)
         return paged_attention(rotated, keys, values, self.spans, None)
 
 

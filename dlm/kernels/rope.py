@@ -33,11 +33,10 @@ def rope_write(
     assert h % g == 0 and rotated <= e and rotated % 2 == 0, (q.shape, k.shape, rotated)
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1 and k_pages.is_contiguous() and v_pages.is_contiguous()
     norm = q_weight is not None and k_weight is not None
-    if not norm:
+    if q_weight is None or k_weight is None:
         q_weight = k_weight = q  # stand-ins, never read
-    assert not norm or (
-        q_weight.dtype == k_weight.dtype == q.dtype and q_weight.is_contiguous() and k_weight.is_contiguous()
-    )
+    else:
+        assert q_weight.dtype == k_weight.dtype == q.dtype and q_weight.is_contiguous() and k_weight.is_contiguous()
     out = q if cos is None and not norm else torch.empty((n, h, e), dtype=q.dtype, device=q.device)
     if n == 0:
         return out

@@ -29,16 +29,14 @@ def pack(network: Transformer, launched: bool | None = None) -> None:
                 linears = module.gate_proj, module.up_proj
             else:
                 continue
-            biased = linears[0].bias is not None
-            if not biased or launched:
-                module.packed = _side_by_side(module.packed, *linears)
-                biased = biased and module.packed is not None
-                module.packed_bias = torch.cat([linear.bias for linear in linears]) if biased else None
-                if biased:
-                    for linear, part in zip(
-                        linears, module.packed_bias.split([len(x.bias) for x in linears]), strict=True
-                    ):
-                        linear.bias.data = part
+            biases = [linear.bias for linear in linears if linear.bias is not None]
+            if biases and not launched:
+                continue
+            module.packed, module.packed_bias = _side_by_side(module.packed, *linears), None
+            if biases and module.packed is not None:
+                module.packed_bias = together = torch.cat(biases)
+                for bias, part in zip(biases, together.split([len(bias) for bias in biases]), strict=True):
+                    bias.data = part
 
 
 def align(network: nn.Module) -> None:

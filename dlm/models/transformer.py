@@ -142,6 +142,7 @@ class Transformer(nn.Module):
         """The layers and the last norm; each layer's last sum is the next norm's first."""
         found, last = None, len(self.layers) - 1
         for number, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
             x, found = layer.terms(x, found, attend, output_rows if number == last else None)
         return self.norm(x) if found is None else self.norm.of_sum(x, found)[0]
 
