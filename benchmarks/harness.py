@@ -59,7 +59,7 @@ def both(model: str, data: dict[str, list[dict[str, Any]]]) -> tuple[Any, list[A
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    from dlm.evaluation import HarnessLM
+    from dlm.evaluation.harness import HarnessLM
 
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(folder, f"{name}.jsonl") for name in data}
@@ -79,8 +79,9 @@ def both(model: str, data: dict[str, list[dict[str, Any]]]) -> tuple[Any, list[A
         common["task_manager"] = TaskManager(include_path=folder, include_defaults=False)
         ours = HarnessLM(model, device="cpu", dtype="float32")
         theirs = {"pretrained": model, "device": "cpu", "dtype": "float32"}
-        results: list[Any] = [lm_eval.simple_evaluate(model=ours, **common)]
-        return ours, [*results, lm_eval.simple_evaluate(model="hf", model_args=theirs, **common)]
+        evaluate: Any = lm_eval.simple_evaluate
+        results: list[Any] = [evaluate(model=ours, **common)]
+        return ours, [*results, evaluate(model="hf", model_args=theirs, **common)]
 
 
 def compared(name: str, ours: Any, found: list[Any]) -> dict[str, Any]:

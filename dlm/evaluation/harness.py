@@ -171,10 +171,11 @@ class HarnessLM(TemplateLM):
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
         if not requests:
             return []
-        asked = [Until.of(self.lm, self.settings, request.args[1]) for request in requests]
+        arguments: list[Any] = [request.args for request in requests]  # (context, generation_kwargs)
+        asked = [Until.of(self.lm, self.settings, task) for _, task in arguments]
         work = [
-            until.decoding(self.lm, self._prompt(request.args[0], until), number)
-            for number, (request, until) in enumerate(zip(requests, asked, strict=True))
+            until.decoding(self.lm, self._prompt(context, until), number)
+            for number, ((context, _), until) in enumerate(zip(arguments, asked, strict=True))
         ]
         engine = engine_for(self.lm, work, self.engine_config, self.batch_size)
         texts = []

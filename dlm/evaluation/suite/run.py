@@ -116,9 +116,9 @@ class Evaluation:
             row |= {"way": way.way} if trial.decodes else {}
             row |= {"items": len(done), "measure": trial.measure, "metrics": trial.summary(done)}
             if isinstance(trial, Decoded) and done and way.label != reference:
-                values = ([trial.value(record) for record in run] for run in (done, base))
+                ours, theirs = ([trial.value(record) for record in run] for run in (done, base))
                 sizes = [trial.size(record) for record in done], [trial.size(record) for record in base]
-                compared = paired(*values, seed, None if {*sizes[0], *sizes[1]} == {1.0} else sizes)
+                compared = paired(ours, theirs, seed, None if {*sizes[0], *sizes[1]} == {1.0} else sizes)
                 row["against"] = {"reference": reference, **compared}
             rows.append(row)
         return rows
