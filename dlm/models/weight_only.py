@@ -25,7 +25,7 @@ def _int4(package: Any, device: torch.device) -> Any:
         return package.Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")
     from torchao.quantization.granularity import PerGroup
 
-    four = getattr(torch, "int4")  # noqa: B009: pyright does not know it
+    four: Any = vars(torch)["int4"]  # pyright does not know it
     return package.IntxWeightOnlyConfig(weight_dtype=four, granularity=PerGroup(GROUP))
 
 

@@ -84,7 +84,7 @@ def test_flops_count_the_weights_a_token_meets(tmp_path):
     for masking, times, asked in (("complementary", 2, 1), ("block", 2, 0.5), ("causal", 1, 1)):
         more = {"objective__block_length": "4"} if masking == "block" else {}
         run = Run(config(tmp_path, model__tie_word_embeddings="true", objective__masking=masking, **more))
-        unseen = 12 * 16 * 2 * (2 * 16 - (16 + 4)) if masking == "block" else 0  # keys that a token's two rows do not see
+        unseen = 12 * 16 * 2 * (2 * 16 - (16 + 4)) if masking == "block" else 0  # keys that two streams do not see
         assert run.flops_a_token == times * body - unseen + 6 * head * asked
 
 
