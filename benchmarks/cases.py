@@ -95,8 +95,8 @@ class Write:
         cos, sin = (torch.rand(n, e, device=device, dtype=dtype) for _ in range(2))
         keys, values = (torch.zeros(-(-n // 32), 32, self.kv_heads, e, device=device, dtype=dtype) for _ in range(2))
         slots = torch.randperm(n, device=device)
-        norms = (*torch.rand(2, e, device=device, dtype=dtype), 1e-6) if self.normed else ()
-        return lambda: rope_write(q, k, v, cos, sin, keys, values, slots, *norms)
+        weight = torch.rand(e, device=device, dtype=dtype) if self.normed else None
+        return lambda: rope_write(q, k, v, cos, sin, keys, values, slots, weight, weight, 1e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +185,8 @@ class Mixture:
 
 
 Case = Attention | Write | Norm | Confidence | Gate | Mixture
-LLADA = {"heads": 32, "kv_heads": 32, "head_dim": 128}
-SDAR = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+LLADA: dict[str, Any] = {"heads": 32, "kv_heads": 32, "head_dim": 128}
+SDAR: dict[str, Any] = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 MINI = {"width": 2048, "inner": 512, "experts": 256, "chosen": 8, "groups": 8}
 BATCH_64 = "attention, LLaDA-8B, batch 64, context 4,096, block 32"
 CASES: dict[str, Case] = {

@@ -29,7 +29,7 @@ def pack(network: Transformer, launched: bool | None = None) -> None:
                 linears = module.gate_proj, module.up_proj
             else:
                 continue
-            biases = [linear.bias for linear in linears if linear.bias is not None]
+            biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
             if biases and not launched:
                 continue
             module.packed, module.packed_bias = _side_by_side(module.packed, *linears), None
