@@ -180,8 +180,8 @@ class HeldInterrupts:
 
     def __exit__(self, *_: object) -> None:
         if HeldInterrupts.holder is self:
+            HeldInterrupts.holder = None  # first: the line after it may already be interrupted
             signal.signal(signal.SIGINT, self.before)
-            HeldInterrupts.holder = None
             self.deliver()
 
     def deliver(self) -> None:

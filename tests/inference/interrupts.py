@@ -28,12 +28,13 @@ class Raises:
         self.at, self.lines, self.where = at, 0, ""
 
     def __call__(self, frame, event, _):
-        if not frame.f_code.co_filename.startswith(ROOM):
-            return None
+        code = frame.f_code
+        if not code.co_filename.startswith(ROOM) or code.co_qualname.startswith("HeldInterrupts."):
+            return None  # the latter are where a signal is held
         if event == "line":
             self.lines += 1
             if self.lines == self.at:
-                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                self.where = f"{Path(code.co_filename).name}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return self
 

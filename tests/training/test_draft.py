@@ -161,14 +161,15 @@ def test_no_gradient_reaches_states_at_or_behind_the_anchor(more):
 )
 def test_training_computes_the_logits_of_decoding_block_by_block(more, monkeypatch):
     draft = draft_of(**more)
-    seen, run = [], DFlash._run
+    seen, kind = [], "_run" if draft.config.plain else "_run_apart"
+    run = getattr(DFlash, kind)
 
-    def spied(self, layout, ids, rows, place):
-        hidden, logits = run(self, layout, ids, rows, place)
+    def spied(self, layout, *more):
+        hidden, logits, x = run(self, layout, *more)
         seen.append((int(layout.host_positions[0]), logits.clone()))
-        return hidden, logits
+        return hidden, logits, x
 
-    monkeypatch.setattr(DFlash, "_run", spied)
+    monkeypatch.setattr(DFlash, kind, spied)
     prompt = [7, 8, 9, 10, 11, 12, 13]
     (result,) = dlm.generate(draft.target, [prompt], draft=draft, gen_length=24)
     ids = torch.tensor([prompt + result.tokens])
