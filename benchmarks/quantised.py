@@ -68,11 +68,11 @@ def passages(count: int, characters: int) -> list[str]:
 def measured(lm: dlm.LM, prompts: list[str], length: int) -> tuple[Tensor, list[list[int]]]:
     """Log-probabilities of all masks in one step, (prompts × length, vocabulary), and the tokens of a whole decode."""
     found: list[Tensor] = []
-    asked = {"gen_length": length, "block_length": length}
+    whole: dict[str, Any] = {"gen_length": length, "block_length": length}
     with listening(found):
         for prompt in prompts:
-            dlm.generate(lm, prompt, steps=1, **asked)
-    texts = dlm.generate(lm, prompts, steps=length, **asked)
+            dlm.generate(lm, prompt, steps=1, **whole)
+    texts = dlm.generate(lm, prompts, steps=length, **whole)
     return torch.cat(found).log_softmax(-1), [result.tokens for result in texts]
 
 
