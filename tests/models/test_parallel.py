@@ -21,6 +21,7 @@ results = engine.generate([[5, 6, 7], [8, 9]], gen_length=16, block_length=4, ru
 if torch.distributed.get_rank() == 0:
     shares = [p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in lm.network.layers.parameters()]
     print(json.dumps([[r.tokens for r in results], sum(shares), engine.batch.pool.k.shape[-2]]))
+torch.distributed.barrier()  # gloo may abort one that closes its connections after another has left
 torch.distributed.destroy_process_group()
 """
 
