@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dlm.models.lm import LM
 
 BANDS = ((30, 35), (36, 40), (41, 45), (46, 50), (51, 55))
-"""Numbers of empty cells that are told apart."""
+"""Ranges of empty cells, each with a rate of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

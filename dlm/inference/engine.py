@@ -19,7 +19,7 @@ from dlm.inference.drafting.making import drafted_page_bytes, named
 from dlm.inference.events import Event, Log, Stats, Times
 from dlm.inference.keyword_types import EngineKeywords, SamplerKeywords
 from dlm.inference.keywords import keywords, require_read, sampler_of
-from dlm.inference.memory import lack, planned, too_large
+from dlm.inference.memory import fitting, planned
 from dlm.inference.ownership import HeldInterrupts, Ownership
 from dlm.inference.pages import PagePool
 from dlm.inference.prompts import Prompt
@@ -97,13 +97,9 @@ class Engine:
         path, drafted = find(config.kernels, lm.device, lm.dtype), drafted_page_bytes(draft, config.page_size)
         self.memory = planned(lm, config, draft, drafted, path.paged, records_steps(lm, config, path))
         """What it holds memory for."""
-        try:
+        with fitting(self.memory, config):
             pool = PagePool(lm.network, self.memory.page_count, config.page_size, lm.device, lm.dtype)
             self.batch = Batch(lm, pool, config, self.cache, draft)
-        except (RuntimeError, MemoryError) as error:
-            if not lack(error):
-                raise
-            raise too_large(self.memory, config) from error
         self.memory = replace(self.memory, weights=self.memory.weights + self.batch.stepper.compute.copied)
         self.batch.on_step = on_step
         self.recording: Listener | None = None
@@ -237,7 +233,7 @@ class Engine:
         return self.news()
 
     def news(self) -> list[Event]:
-        """What happened that nobody was told yet: after a step that raised, the ends of the requests it took with it."""
+        """Events that no caller has received yet: after a step that raised, the ends of the requests it took with it."""
         return list(map(deque.popleft, repeat(self.batch.news, len(self.batch.news))))  # all or, if interrupted, none
 
     def has_begun(self, request_id: str) -> bool:
@@ -363,12 +359,8 @@ class Engine:
         those of `generate`. Requests of other settings, or longer ones, are recorded as they come. `progress` is called
         with how many batches are done, and of how many. Nothing of it is traced or counted.
         """
-        try:
+        with fitting(self.memory, self.config):
             return warm_up(self, batches, lengths, progress, settings)
-        except (RuntimeError, MemoryError) as error:
-            if not lack(error):
-                raise
-            raise too_large(self.memory, self.config) from error
 
     def stats(self) -> Stats:
         """What the engine has done so far, and what it holds now."""

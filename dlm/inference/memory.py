@@ -1,7 +1,8 @@
 """What an engine needs memory for, and how many pages its pool has: as given, or what free memory holds."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +74,8 @@ def activation_bytes(lm: LM, config: EngineConfig, rows: int, fused: bool) -> in
     wide = 0 if fused else 8 * c.hidden_size  # a norm's fp32
     layer = size * (3 * c.hidden_size + max(2 * (q + 2 * kv) + q, 3 * feed)) + wide
     block = 1 if c.attention == "causal" else c.block_length or BLOCK_LENGTH
-    asked = min(rows, config.max_num_requests * block)
-    return rows * layer + asked * (c.vocab_size * (size if fused else size + 12) + size * c.hidden_size)
+    decided = min(rows, config.max_num_requests * block)
+    return rows * layer + decided * (c.vocab_size * (size if fused else size + 12) + size * c.hidden_size)
 
 
 def weight_bytes(*networks: Any) -> int:
@@ -94,18 +95,19 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
     return total
 
 
-def lack(error: BaseException) -> bool:
-    """Whether this says that there was no memory left."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def too_large(plan: MemoryPlan, config: EngineConfig) -> UserError:
-    """What to lower where an engine does not fit."""
-    pages = f"num_pages ({config.num_pages})" if config.num_pages else f"memory_fraction ({config.memory_fraction})"
-    return UserError(
-        f"{plan}: it has not so much left. Lower {pages}, max_num_tokens ({config.max_num_tokens}) or max_num_requests "
-        f"({config.max_num_requests}), or the weights' size (quantize)"
-    )
+@contextmanager
+def fitting(plan: MemoryPlan, config: EngineConfig) -> Iterator[None]:
+    """Raises UserError, which says what to lower, where there is no memory left for what is done inside."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
+            raise
+        pages = f"num_pages ({config.num_pages})" if config.num_pages else f"memory_fraction ({config.memory_fraction})"
+        raise UserError(
+            f"{plan}: it has not so much left. Lower {pages}, max_num_tokens ({config.max_num_tokens}) or "
+            f"max_num_requests ({config.max_num_requests}), or the weights' size (quantize)"
+        ) from error
 
 
 def page_count(lm: LM, config: EngineConfig, beside: int = 0, needed: int = 0) -> int:

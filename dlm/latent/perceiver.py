@@ -65,7 +65,7 @@ class PerceiverEncoder(nn.Module):
 
 
 class PerceiverDecoder(nn.Module):
-    """Latents to the states of the text's tokens, each position asking for its own."""
+    """Latents to the states of the text's tokens: each position has a learned query, which reads the latents."""
 
     def __init__(self, shape: Shape, network: ModelConfig, length: int) -> None:
         super().__init__()

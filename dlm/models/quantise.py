@@ -20,8 +20,8 @@ AFTER_MERGING = ("q8", *weight_only.CONFIGS)
 def quantise(network: Transformer, kind: Quantisation, device: torch.device, double: bool = True) -> None:
     """Replace the layers' linear modules by quantised ones and move everything to `device`, a matrix at a time.
 
-    Embeddings, head and norms stay as they are, but q8 rounds the head too. `double` quantises the scales of nf4 as well. Products are computed in
-    the dtype that the weights had.
+    Embeddings, head and norms stay as they are, but q8 rounds the head too. `double` quantises the scales of nf4 as well.
+    Products are computed in the dtype that the weights had.
     """
     library = require(kind, device, network.config, network.embed.weight.dtype)
     if kind == "q8":

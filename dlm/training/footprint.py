@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dlm.models.attention import rotate
 from dlm.models.config import ModelConfig
 from dlm.models.transformer import Transformer
 
@@ -100,8 +101,6 @@ def _attend(network: Transformer, ids: Tensor) -> Any:
     rope = network.rope_of(positions, torch.float32)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from dlm.models.attention import rotate
-
         if rope is not None:
             q, k = (rotate(x, *rope) for x in (q, k))
         out = _Fused.apply(q, k, v)
@@ -120,7 +119,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise NotImplementedError("only what it keeps is asked for")
+        raise NotImplementedError("only the forward is run, to count what it keeps")
 
 
 @contextmanager

@@ -96,8 +96,8 @@ def by_way(points: Sequence[Point]) -> dict[str, list[Point]]:
 def ways(points: Sequence[Point]) -> list[dict[str, Any]]:
     """A row a way: its best quality, its AUP, and how many times its base's TPF it has at equal quality.
 
-    AUP weighs every way by the best quality of all. TPF at equal quality: for each point of the base's front the fastest of
-    this way's that is no worse, where there is one.
+    AUP weighs every way by the best quality of all. TPF at equal quality: each point of the base's front is
+    compared with the fastest decoding of this way that is at least as good, if there is one.
     """
     found, rows, highest = by_way(points), [], max(point.quality for point in points)
     for way, own in found.items():

@@ -41,22 +41,22 @@ def enter(root: str, paths: list[str], home: str) -> int:
     Gives the namespace's /proc, an open folder that stands nowhere: a program cannot reach it.
     """
     uid, gid = os.geteuid(), os.getegid()
-    asking, asked = os.pipe()
-    told, telling = os.pipe()
+    alone, now_alone = os.pipe()
+    mapped, now_mapped = os.pipe()
     child = os.fork()
     if child:  # a process outside writes the maps: it may name a second user
-        os.close(asked)
-        if os.read(asking, 1):
+        os.close(now_alone)
+        if os.read(alone, 1):
             _map_users(child, uid, gid)
-            os.write(telling, b"1")
+            os.write(now_mapped, b"1")
         os.closerange(0, 2)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
     check(libc.unshare(USER | MOUNT | PID | NET | IPC | UTS), "unshare")
-    os.write(asked, b"1")
-    os.close(telling)
-    if not os.read(told, 1):
+    os.write(now_alone, b"1")
+    os.close(now_mapped)
+    if not os.read(mapped, 1):
         raise OSError("the user map of the namespace cannot be written")
-    for descriptor in (asking, asked, told):
+    for descriptor in (alone, now_alone, mapped):
         os.close(descriptor)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
@@ -137,7 +137,7 @@ def emptied(home: str) -> None:
 
 
 def drop() -> None:
-    """Be the second user where there is one, and have no capability in any case."""
+    """Become the second user; where there is none, give up all capabilities. Either way none is left."""
     try:
         os.setresgid(1, 1, 1)
         os.setresuid(1, 1, 1)
