@@ -38,8 +38,8 @@ DENOISER = {"hidden_size": 56, "num_hidden_layers": 2, "num_attention_heads": 2,
 CHANNELS, SHARE = 16, 1 / 2
 """Numbers a latent of four bytes; of a latent model's FLOPs those that train its autoencoder."""
 DISCRETE: dict[str, dict[str, Any]] = {
-    "ar": {"masking": "causal"},
     "judge": {"masking": "causal"},  # of another seed than any row: what samples are judged by
+    "ar": {"masking": "causal"},
     "masked": {"masking": "random"},
     "block": {"masking": "block", "block_length": 16},
 }
@@ -61,8 +61,13 @@ ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "times adaptive": ({}, {"times": "adaptive"}),
     "joint": ({}, {"stage": "joint", "encoder_gradient": 0.01, "anchor_weight": 0.1}),
 }
-CELLS = ["reconstruction", *DISCRETE, "text", *LATENT, "sudoku", "adapter", *ABLATIONS]
-ONCE = {"reconstruction", "judge", "text", "sudoku", "adapter", *ABLATIONS}
+AUTOENCODERS: dict[str, tuple[str | None, int, int, int]] = {
+    "reconstruction of bytes": (None, 128, 32, 450),
+    "reconstruction of pico's tokens": ("pico", 256, 96, 900),
+}
+"""A tokenizer (None: bytes), the width, numbers a latent of four tokens, and steps."""
+CELLS = [*AUTOENCODERS, *DISCRETE, "text", *LATENT, "sudoku", "adapter", *ABLATIONS]
+ONCE = {*AUTOENCODERS, "judge", "text", "sudoku", "adapter", *ABLATIONS}
 """Cells of one seed."""
 
 
@@ -123,8 +128,8 @@ def measured(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any
     import torch
 
     torch.set_num_threads(1)
-    if name == "reconstruction":
-        return reconstruction(options)
+    if name in AUTOENCODERS:
+        return reconstruction(name, options)
     if name == "text":
         return text(options)
     if name == "sudoku":
@@ -220,7 +225,7 @@ def _stage(out: Path, seed: int, options: argparse.Namespace, own: dict[str, Any
     return _config(out, seed, options, train=train, trainable={"kind": "latent", "own": own}, **sections)
 
 
-def _rows(options: argparse.Namespace, split: str, count: int) -> Any:
+def _rows(options: argparse.Namespace, split: str, count: int, tokenizer: str | None = None) -> Any:
     """Sequences of one split; of the held-out one the same for every cell."""
     import torch
 
@@ -229,9 +234,9 @@ def _rows(options: argparse.Namespace, split: str, count: int) -> Any:
     from dlm.data.tokenizer import load_tokenizer
     from dlm.training.validate import HeldOut
 
-    tokenizer = load_tokenizer(_tokenizer(options))
-    stream = build_stream(DataConfig.model_validate(_data(options)), tokenizer, LENGTH, split, 0, shorten=True)
-    return HeldOut(stream, count, 16, torch.as_tensor(tokenizer.token_bytes))
+    reader = load_tokenizer(tokenizer or _tokenizer(options))
+    stream = build_stream(DataConfig.model_validate(_data(options)), reader, LENGTH, split, 0, shorten=True)
+    return HeldOut(stream, count, 16, torch.as_tensor(reader.token_bytes))
 
 
 def cost(lm: "LM", options: argparse.Namespace) -> dict[str, Any]:
@@ -264,7 +269,9 @@ def sampled(lm: "LM", options: argparse.Namespace, steps: tuple[int, ...], **how
     found = []
     causal, blocks = lm.config.attention == "causal", lm.config.attention == "block_causal"
     for count in (WRITTEN,) if causal else [n for n in steps if not blocks or n >= WRITTEN // 16]:
-        kind = {"solver": "euler"} if lm.refuses else {"temperature": 1.0, **({} if causal else {"rule": "random"})}
+        kind: dict[str, Any] = (
+            {"solver": "euler"} if lm.refuses else {"temperature": 1.0, **({} if causal else {"rule": "random"})}
+        )
         if not lm.refuses and not causal and not blocks:
             kind["block_length"] = WRITTEN
         given: dict[str, Any] = {**kind, "steps": count, **how}
@@ -295,28 +302,30 @@ def text(options: argparse.Namespace) -> dict[str, Any]:
     return {"real": figures(judge, ours, real), "shuffled": figures(judge, shuffled, real)}
 
 
-def reconstruction(options: argparse.Namespace) -> dict[str, Any]:
-    """A larger autoencoder on bytes, alone: how many held-out tokens come back under noise."""
+def reconstruction(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A larger autoencoder, alone: how many held-out tokens come back under noise."""
     import torch
 
     from dlm.latent.trainable import reconstruction as right
     from dlm.training.loop import train
 
-    own = {"stage": "autoencoder", "channels": 32, "noise": 0.5, "token_dropout": 0.0, "latent_dropout": 0.05}
+    tokenizer, width, channels, steps = AUTOENCODERS[name]
+    own = {"stage": "autoencoder", "channels": channels, "noise": 0.5, "token_dropout": 0.0, "latent_dropout": 0.05}
     own["autoencoder"] = {
-        "hidden_size": 128,
-        "intermediate_size": 256,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
     }
-    out = options.out / "reconstruction-0" / "model"
-    steps = round(450 * min(1.0, options.tflop / 0.2))
+    out = options.out / f"{name.replace(' ', '-')}-0" / "model"
+    steps = round(steps * min(1.0, options.tflop / 0.2))
     plan = {"steps": steps, "batch_size": 16, "ema": 0.99, "schedule": "linear"}
-    train(_stage(out, 0, options, own, train=plan))
+    train(_stage(out, 0, options, own, train=plan | ({"tokenizer": tokenizer} if tokenizer else {})))
     import dlm
 
     network: Any = dlm.load(out).network
-    return {"steps": steps, **right(network, torch.cat([ids for ids, _ in _rows(options, "heldout", 256).batches]))}
+    rows = torch.cat([ids for ids, _ in _rows(options, "heldout", 256, tokenizer).batches])
+    return {"steps": steps, **right(network, rows)}
 
 
 def adapter(options: argparse.Namespace) -> dict[str, Any]:
