@@ -86,5 +86,7 @@ def _train(out: Path, tflop: float, steps: int | None, train: dict[str, Any] | N
     if steps is None:
         probe = Run(toml.check(TrainConfig, {**table, "train": {**section, "out": f"{out}/probe"}}, "sudoku"))
         steps = max(4, round(tflop * 1e12 / (probe.flops_a_token * BATCH * 81)))
-    run(toml.check(TrainConfig, {**table, "train": {**section, "out": str(out), "steps": steps}}, "sudoku"))
+    config = toml.check(TrainConfig, {**table, "train": {**section, "out": str(out), "steps": steps}}, "sudoku")
+    if run(config).stopped_by:
+        raise SystemExit("stopped: the same command goes on")
     return steps
