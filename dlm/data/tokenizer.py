@@ -98,6 +98,20 @@ class Tokenizer:
             sizes[index] = 0 if added.special else len(added.content.encode())
         return sizes
 
+    @cached_property
+    def begin(self) -> list[int]:
+        """Ids that this tokenizer puts before a text that is to be continued, as transformers does; often none.
+
+        From its post-processor (`add_bos_token = false` in the settings says no). A causal model's heads rest on the
+        first token where they have nothing to say: one that has learned a token for that needs it.
+        """
+        if self.settings.get("add_bos_token") is False:
+            return []
+        plain = self.encode("a")
+        whole = self.backend.encode("a").ids
+        at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+        return whole[:at]
+
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of `text`; with `special`, names such as "[MASK]" inside it become their token. Adds no start or end.
 

@@ -84,13 +84,15 @@ def as_prompts(prompts: Any) -> list[str | list[int]]:
 
 
 def continuation(lm: LM, prompt: str | list[int], gen_length: int, where: str, **fields: Any) -> Request:
-    """A request to write on after `prompt`."""
+    """A request to write on after `prompt`; a text begins as the tokenizer has texts begin, token ids stay as they are."""
     ids: list[int] = []
     if isinstance(prompt, str):
         for piece in parse_holes(prompt, where):
             if piece.hole:
                 raise _has_hole(where)
             ids += _encode(lm, piece, where)
+        if ids and ids[: len(begin := lm.require_tokenizer().begin)] != begin:
+            ids = [*begin, *ids]
     else:
         ids = prompt
     _check_ids(lm, ids, where)

@@ -16,6 +16,7 @@ from dlm.data.config import DataConfig, TokenizerConfig
 from dlm.data.tokenizer import Tokenizer, has_vocabulary, load_tokenizer
 from dlm.data.tokenizer_training import train_tokenizer
 from dlm.errors import UserError
+from tests.inference.tiny import byte_tokenizer
 from tests.refusals import failing, refused
 
 from .conftest import TEXTS
@@ -292,3 +293,26 @@ def test_a_trainer_that_fails_is_said(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=f"the tokenizer could not be trained: {message}"):
             train_tokenizer(config, ["x" * 1000] * 1000)  # more than a pipe holds
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("template", "flags", "expected"),
+    [
+        (None, {}, []),
+        ("<|endoftext|> $A", {}, ["<|endoftext|>"]),
+        ("<|endoftext|> $A <|endoftext|>", {}, ["<|endoftext|>"]),  # what ends a text does not belong before an answer
+        ("$A <|endoftext|>", {}, []),
+        ("<|endoftext|> $A", {"add_bos_token": False}, []),
+    ],
+)
+def test_a_text_begins_as_the_tokenizer_says(template, flags, expected):
+    backend = tokenizers.Tokenizer.from_str(byte_tokenizer().backend.to_str())
+    end = "<|endoftext|>"
+    if template is not None:
+        ids = [(end, backend.token_to_id(end))]
+        backend.post_processor = tokenizers.processors.TemplateProcessing(single=template, special_tokens=ids)
+    tokenizer = Tokenizer(backend, flags)
+    assert tokenizer.begin == [backend.token_to_id(name) for name in expected]
+    whole = tokenizers.Tokenizer.from_str(backend.to_str()).encode("some text").ids
+    if flags == {} and not (template or "").endswith(end):
+        assert whole == [*tokenizer.begin, *tokenizer.encode("some text")]

@@ -2,10 +2,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 import dlm
-from dlm.inference.prompts import Piece, as_prompts, parse_holes, runs
+from dlm.inference.prompts import Piece, as_prompts, continuation, parse_holes, runs
 from tests.refusals import refused, told
 
 from .tiny import EOS, MASK, byte_tokenizer, likes, text_lm, tiny_lm
@@ -213,3 +214,15 @@ def test_a_model_that_reads_no_text_and_holes_take_no_messages():
     refused("prompt 0 is a conversation, but model 'tiny' has no tokenizer", dlm.generate, tiny_lm(), HI)
     for prompts in (HI, ["a[MASK:2]", HI]):
         refused("was given messages: continue a conversation with dlm.generate", dlm.infill, text_lm(), prompts)
+
+
+def test_a_text_that_is_continued_begins_as_the_tokenizer_has_texts_begin():
+    lm = text_lm(attention="causal")
+    backend = lm.require_tokenizer().backend
+    end = [("<|endoftext|>", EOS)]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=end)
+    begun = [EOS, *lm.encode("abc")]
+    for text in ("abc", "<|endoftext|>abc"):
+        assert list(continuation(lm, text, 4, "prompt 0", request_id="0").ids) == begun == backend.encode("abc").ids
+    assert list(continuation(lm, [1, 2], 4, "prompt 0", request_id="0").ids) == [1, 2]  # token ids stay as they are
+    assert dlm.generate(lm, ["abc"], gen_length=8)[0].tokens == dlm.generate(lm, [begun], gen_length=8)[0].tokens

@@ -48,7 +48,8 @@ class Perplexity(Decoded):
         self.judged_by = weights_digest(self.judging.network)
         self.lines = heldout_lines(heldout(task), setting.limit(task) or TEXTS, setting.seed)
         self.names = [line.name for line in self.lines]
-        self.prompts = [lm.encode(line.prefix)[-SHOWN:] for line in self.lines]
+        begin = lm.require_tokenizer().begin
+        self.prompts = [[*begin, *lm.encode(line.prefix)[-SHOWN:]] for line in self.lines]
 
     def prompt(self, number: int) -> list[int]:
         return self.prompts[number]
