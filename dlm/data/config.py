@@ -179,6 +179,11 @@ class TokenizerConfig(BaseModel, frozen=True, extra="forbid"):
     eos_token: str = Field(default="<|endoftext|>", min_length=1, description="End of text; also the padding.")
     chat_tokens: bool = Field(default=True, description="Add <|im_start|>, <|im_end|> and a chat template.")
     special_tokens: tuple[str, ...] = Field(default=(), description="Further tokens that are never split.")
+    begin: bool = Field(
+        default=False,
+        description="A text that is to be continued begins with end-of-text: a causal model's heads rest on it where they "
+        "have nothing to say, and in a short text without it copy what stands there.",
+    )
     max_documents: int | None = Field(default=None, ge=1, description="Stop after so many; endless streams need it.")
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 
 import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from dlm.atomic import check_writable, write_text
 from dlm.data import chat
@@ -44,7 +45,11 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str] | None = None)
         "pad_token": config.eos_token,
         "mask_token": config.mask_token,
         **({"chat_template": chat.CHATML} if config.chat_tokens else {}),
+        **({"bos_token": config.eos_token} if config.begin else {}),
     }
+    if config.begin:
+        end, known = config.eos_token, [(config.eos_token, backend.token_to_id(config.eos_token))]
+        backend.post_processor = TemplateProcessing(f"{end} $A", f"{end} $A $B", known)
     tokenizer = Tokenizer(backend, settings)
     try:
         _write(tokenizer, folder)

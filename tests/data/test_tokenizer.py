@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tokenizers
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -316,3 +317,15 @@ def test_a_text_begins_as_the_tokenizer_says(template, flags, expected):
     whole = tokenizers.Tokenizer.from_str(backend.to_str()).encode("some text").ids
     if flags == {} and not (template or "").endswith(end):
         assert whole == [*tokenizer.begin, *tokenizer.encode("some text")]
+
+
+def test_a_tokenizer_may_begin_texts_with_end_of_text(tmp_path):
+    config = TokenizerConfig(output=str(tmp_path / "t"), vocab_size=300, begin=True)
+    train_tokenizer(config, TEXTS)
+    tokenizer = load_tokenizer(tmp_path / "t")
+    assert tokenizer.begin == [tokenizer.eos_token_id]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "t")
+    assert theirs("some text")["input_ids"] == [*tokenizer.begin, *tokenizer.encode("some text")]
+    assert theirs.bos_token == tokenizer.eos_token
+    train_tokenizer(config.model_copy(update={"begin": False, "output": str(tmp_path / "u")}), TEXTS)
+    assert load_tokenizer(tmp_path / "u").begin == []
