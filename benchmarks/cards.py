@@ -46,7 +46,8 @@ def about_block(name: str) -> About:
 def about_causal(name: str) -> About:
     return _python(
         f"`{name}` is a small autoregressive model of Python source code: what the diffusion models `pico-block` and `pico` "
-        "are made from, and a judge of what they write.",
+        "are made from, and a judge of what they write. A text that it continues begins with end-of-text, which its tokenizer puts "
+        "there; put it before token ids yourself (`lm.tokenizer.begin`): without it, short texts end in loops.",
         USE.format(name=name, call=CONTINUED),
         "causal-lm",
     )

@@ -35,6 +35,9 @@ TEXTS = {
     "right. `1/step` commits one cell a forward pass.",
     "bound": "On held-out files of the standard library, in sequences scored each from nothing before it; the error is "
     "that of the draws. End-of-text counts as a token and as no byte.",
+    "perplexity": "Continuations by 64 tokens of what stands before held-out lines of code: what the judge, `pico-causal`, makes of them, "
+    "their entropy, and the share in which one 4-gram occurs more than three times; beside these the real text's values, "
+    "and the judge's of the real text's tokens shuffled.",
     "lines oracle": LINES + "the true line's number of tokens.",
     "lines given": LINES + "that number rounded up to a multiple of 8.",
 }

@@ -69,7 +69,7 @@ class Tasks:
         if "prompt_mask" in sample:
             prompt = sample["prompt_mask"]
         elif length == "all":
-            return self._free(ids[(ids == self.end).cumsum() == 0])
+            return self._free(self._begun(ids[(ids == self.end).cumsum() == 0]))
         else:
             prompt = np.arange(len(ids)) < length
         start = int(prompt.argmin())
@@ -77,7 +77,14 @@ class Tasks:
             return self._holes(ids, prompt)
         if ids[start] == self.end:
             return []
-        return self._forced(ids[:start], ids[start:]) if self.forced else self._free(ids[:start])
+        if self.forced:
+            return self._forced(ids[:start], ids[start:])
+        return self._free(ids[:start] if "prompt_mask" in sample else self._begun(ids[:start]))
+
+    def _begun(self, text: Int[ndarray, " p"]) -> Int[ndarray, " q"]:
+        """A text as the tokenizer has texts begin."""
+        begin = np.array(self.lm.require_tokenizer().begin, text.dtype)
+        return text if np.array_equal(text[: len(begin)], begin) else np.concatenate((begin, text))
 
     def _free(self, prompt: Int[ndarray, " p"]) -> list[Task]:
         found = continuations(self.lm, [prompt.tolist()], self.config.sampler, **self._names(prompt))
