@@ -13,7 +13,7 @@
 #pragma once
 #include "vectors.h"
 
-enum { FLOAT32, BF16_WIDENED, BF16_DOTS, BF16_TILES, INT8_WIDENED, INT8_DOTS }; /* what is multiplied, and how */
+enum { FLOAT32, BF16_WIDENED, BF16_DOTS, BF16_TILES, INT8_WIDENED, INT8_DOTS, INT16_DOTS }; /* what is multiplied, and how */
 
 typedef struct { /* y = x w^T + bias */
   const float *w;      /* (n, ld) words of 32 bits: see products.h */
@@ -21,7 +21,7 @@ typedef struct { /* y = x w^T + bias */
   const float *bias;
   int64_t n, k, ld;
   int64_t kind;
-  const float *scales; /* of int8: (n / PANEL, groups, PANEL) */
+  const float *scales; /* of int8 and int16: (n / PANEL, groups, PANEL) */
 } Product;
 
 typedef struct {
@@ -49,7 +49,7 @@ typedef struct { /* what stays as long as the same spans are run */
 
 /* dots.c, tiles.c */
 int dlm_has_bf16_dots(void);
-int dlm_has_int8_dots(void);
+int dlm_has_whole_dots(void);
 int dlm_has_bf16_tiles(void);
 
 static inline uint32_t bf16(float x) { /* the nearest bfloat16, to even; NaN stays one */

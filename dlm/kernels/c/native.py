@@ -18,7 +18,7 @@ from dlm.kernels import reference
 from dlm.kernels.c.built import LOG, load
 from dlm.kernels.c.compiler import BuildError, NoCompiler, Unfinished, compiler
 from dlm.kernels.c.structs import Layer, Network, Product, Run, check_sizes
-from dlm.kernels.int8 import Int8Weight
+from dlm.kernels.int8 import WholeWeight
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
 from dlm.kernels.threads import threads_now
@@ -109,7 +109,7 @@ def declare(library: ctypes.CDLL) -> None:
     check_sizes(library)
 
 
-KINDS = ("float32", "bf16-widened", "bf16-dots", "bf16-tiles", "int8-widened", "int8-dots")
+KINDS = ("float32", "bf16-widened", "bf16-dots", "bf16-tiles", "int8-widened", "int8-dots", "int16-dots")
 """What products multiply and how, in the order of kernels.h: weights made floats, pairs and quads summed by one
 instruction, AMX."""
 
@@ -135,10 +135,10 @@ def panel_width() -> int:
     return _library().dlm_panel()
 
 
-def int8_product(w: Int8Weight, bias: Float[Tensor, " n"] | None = None) -> Product:
+def whole_product(w: WholeWeight, bias: Float[Tensor, " n"] | None = None) -> Product:
     """A product of a weight in panels of `panel_width`; all three tensors must be kept."""
     pointer = None if bias is None else bias.data_ptr()
-    kind = KINDS.index(fastest(torch.int8))
+    kind = KINDS.index(fastest(torch.int8) if w.panels.dtype == torch.int8 else "int16-dots")
     return Product(None, w.panels.data_ptr(), pointer, *w.shape, 0, kind, w.scales.data_ptr())
 
 
