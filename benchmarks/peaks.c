@@ -9,6 +9,7 @@
   ON(name, width, 6) ON(name, width, 7) ON(name, width, 8) ON(name, width, 9) ON(name, width, 10) ON(name, width, 11)
 #define PEAK(function, name, width)                                                                                    \
   void function(long times) {                                                                                          \
+    __asm__ volatile("vzeroall" ::: REGISTERS);                                                                        \
     for (long i = 0; i < times; i++) __asm__ volatile(TWELVE(name, width)::: REGISTERS);                               \
   }
 
