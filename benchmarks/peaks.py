@@ -13,20 +13,19 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import cpu
 import torch
-from measuring import RESULTS, machine, parser, write
+from measuring import RESULTS, Job, in_turns, machine, parser, write
 
 import dlm
 from dlm.inference.fused import FrozenLayers, frozen_layers
 from dlm.kernels.c import native
 from dlm.kernels.c.compiler import compiler, run
 from dlm.kernels.c.structs import Product
-from dlm.models import LM
 from dlm.models.fingerprint import weights_state
 from dlm.models.subnormals import subnormals_as_zeros
 
@@ -93,38 +92,48 @@ def _peaks(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def _shape(name: str, peaks: dict[str, float], rounds: int) -> dict[str, Any]:
-    lm = cpu.model(cpu.SHAPES[name])
+    lm, length = cpu.model(cpu.SHAPES[name]), LENGTHS[name]
     half, small = cpu.narrowed(lm)
     ways = {
         "fp32": (lm, "float32", "c"), "bf16": (half, "bf16-widened", "c-widened"), "bf16 dots": (half, "bf16-dots", "c-dots"),
         "bf16 int16": (half, "int16-dots", "c-int16"), "q8": (small, "int8-dots", "c"),
     }  # fmt: skip
-    found: dict[str, Any] = {}
-    for way, (which, kind, kernels) in ways.items():
-        if native.multiplies(kind):
-            found[way] = _way(which, kernels, LENGTHS[name], peaks.get(USED[kind]), rounds)
-            found[way]["of fp32"] = found[way]["decode ms"] / found["fp32"]["decode ms"]
-            if "at the peak ms" in found[way]:
-                found[way]["at the peak of fp32"] = found[way]["at the peak ms"] / found["fp32"]["decode ms"]
-    return found
-
-
-def _way(lm: LM, kernels: str, length: int, peak: float | None, rounds: int) -> dict[str, Any]:
-    """One way to multiply: its products alone, and in a decode of `length` tokens, one a step."""
+    ways = {way: facts for way, facts in ways.items() if native.multiplies(facts[1])}
     prompt = torch.randint(0, 1000, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
-    asked = {"gen_length": length, "block_length": BLOCK, "steps": length, "cache": "dual", "kernels": kernels}
-    decode = best(lambda: dlm.generate(lm, [prompt], **asked), rounds)
-    frozen = frozen_layers(lm.network, weights_state(lm.network), kernels.partition("-")[2] or None)
-    assert frozen is not None
-    found, alone, sums = {}, 0.0, 0.0
-    for rows, times in ((BLOCK, length - length // BLOCK), (PROMPT + length, length // BLOCK)):
-        seconds = best(lambda rows=rows: [products(frozen, rows) for _ in range(8)], rounds) / 8
+    asked = {"gen_length": length, "block_length": BLOCK, "steps": length, "cache": "dual"}
+    jobs: dict[str, Job] = {}
+    frozen: dict[str, FrozenLayers] = {}
+    for way, (which, _, kernels) in ways.items():
+        jobs[f"{way}, decode"] = partial(dlm.generate, which, [prompt], kernels=kernels, **asked)
+        found = frozen_layers(which.network, weights_state(which.network), kernels.partition("-")[2] or None)
+        assert found is not None
+        frozen[way] = found
+        for rows, times in ((BLOCK, 8), (PROMPT + length, 1)):
+            jobs[f"{way}, {rows}"] = partial(products, found, rows, times)
+    taken = {job: min(seconds) for job, seconds in in_turns(jobs, rounds)[0]["cpu"].items()}
+    base = taken["fp32, decode"]
+    return {
+        way: _row(way, frozen[way], length, taken, peaks.get(USED[kind]), base) for way, (_, kind, _) in ways.items()
+    }
+
+
+def _row(
+    way: str, frozen: FrozenLayers, length: int, taken: dict[str, float], peak: float | None, base: float
+) -> dict[str, Any]:
+    """One way to multiply: its products alone, and in a decode of `length` tokens, one a step. `base` is fp32's decode."""
+    decode, alone, sums, found = taken[f"{way}, decode"], 0.0, 0.0, {}
+    for rows, per, times in ((BLOCK, 8, length - length // BLOCK), (PROMPT + length, 1, length // BLOCK)):
+        seconds = taken[f"{way}, {rows}"] / per
         speed = flops(frozen, rows) / seconds / 1e9
         found[f"{rows} rows"] = f"{speed:.0f} GFLOP/s" + (f", {speed / peak:.0%} of the peak" if peak else "")
         alone += times * seconds
         sums += times * flops(frozen, rows)
     found |= {"decode ms": decode * 1e3, "products ms": alone * 1e3, "all else ms": (decode - alone) * 1e3}
-    return found | ({"at the peak ms": (decode - alone + sums / peak / 1e9) * 1e3} if peak else {})
+    found["of fp32"] = decode / base
+    if peak:
+        least = decode - alone + sums / peak / 1e9
+        found |= {"at the peak ms": least * 1e3, "at the peak of fp32": least / base}
+    return found
 
 
 def _matrices(frozen: FrozenLayers, rows: int) -> list[tuple[Product, int]]:
@@ -137,9 +146,9 @@ def _matrices(frozen: FrozenLayers, rows: int) -> list[tuple[Product, int]]:
     return [*found, (frozen.head, BLOCK // 2)]
 
 
-def products(frozen: FrozenLayers, rows: int) -> None:
-    """Nothing but the products of a forward of so many rows."""
-    for part, count in _matrices(frozen, rows):
+def products(frozen: FrozenLayers, rows: int, times: int) -> None:
+    """Nothing but the products of forwards of so many rows."""
+    for part, count in _matrices(frozen, rows) * times:
         native.linear(part, _input(count, part.k))
 
 
