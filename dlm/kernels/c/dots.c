@@ -47,23 +47,31 @@ int dlm_has_whole_dots(void) { /* cpuid: gcc 12 does not know the feature's name
 /* Each GROUP of a row: a scale, what sums begin with, and whole numbers of up to `most`, `per` of them in a word. int8 weights
    are multiplied as w + 128, for which a beginning of -128 times the sum makes up. A row with NaN or infinity gives such a
    scale. */
+#define LARGER(a, b) (((a) & ((a) > (b))) | ((b) & ~((a) > (b))))
+#define ADDED(a, b) ((a) + (b))
+#define ACROSS(x, f) /* all its lanes become f of all of them */                                                       \
+  for (int round = 0; round < ROUNDS; round++) {                                                                       \
+    ivec low = LOWER(x, x), high = UPPER(x, x);                                                                        \
+    x = f(low, high);                                                                                                  \
+  }
 typedef int8_t bytes __attribute__((vector_size(W)));
 typedef int16_t halves __attribute__((vector_size(2 * W)));
 static inline int64_t whole(const float *x, int64_t depth, float most, int per, uint32_t *out) {
   uint32_t *start = out;
   for (int64_t from = 0; from < depth; from += GROUP, x += GROUP) {
     int64_t n = MIN(GROUP, depth - from), count = (n + W - 1) / W;
-    float rest[W] = {0}, top = 0;
-    vec tops = all(0), strange = all(0);
-    ivec totals = {0};
-    int32_t total = 0;
+    float rest[W] = {0};
+    ivec tops = {0}, totals = {0};
     memcpy(rest, x + n / W * W, n % W * sizeof(float));
-    for (int64_t i = 0; i < count; i++) {
-      vec v = LOAD((i + 1) * W <= n ? x + i * W : rest);
-      tops = larger((vec)((ivec)v & 0x7fffffff), tops), strange += v - v;
+    for (int64_t i = 0; i < count; i++) { /* sizes are ordered as their bits are */
+      ivec size = (ivec)LOAD((i + 1) * W <= n ? x + i * W : rest) & 0x7fffffff;
+      tops = LARGER(size, tops);
     }
-    for (int i = 0; i < W; i++) top = tops[i] > top ? tops[i] : top;
-    float scale = top / most + sum(strange), over = top > 1e-30f ? most / top : 0;
+    ACROSS(tops, LARGER)
+    float top, scale, over;
+    int32_t bits_of_top = tops[0];
+    memcpy(&top, &bits_of_top, 4);
+    scale = top / most + (top - top), over = top > 1e-30f ? most / top : 0;
     for (int64_t i = 0; i < count; i++) {
       vec shifted = LOAD((i + 1) * W <= n ? x + i * W : rest) * over + 12582912.0f;
       ivec bits = (ivec)shifted; /* 1.5 * 2^23 leaves the whole number in the last of them */
@@ -77,8 +85,8 @@ static inline int64_t whole(const float *x, int64_t depth, float most, int per, 
         memcpy(to, &made, size);
       }
     }
-    for (int i = 0; i < W; i++) total += totals[i];
-    total *= -128;
+    if (per == 4) ACROSS(totals, ADDED)
+    int32_t total = -128 * totals[0];
     memcpy(out, &scale, 4), memcpy(out + 1, &total, 4);
     out += 2 + n / per;
   }

@@ -58,6 +58,19 @@ static inline uint32_t bf16(float x) { /* the nearest bfloat16, to even; NaN sta
   return x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+static inline void widen(const uint16_t *x, int64_t n, float *out) { /* from bfloat16 */
+  int64_t i = 0;
+  for (; i + W <= n; i += W) {
+    halves_of_words h;
+    memcpy(&h, x + i, sizeof(h));
+    STORE(out + i, (vec)(__builtin_convertvector(h, uvec) << 16));
+  }
+  for (; i < n; i++) {
+    uint32_t bits = (uint32_t)x[i] << 16;
+    memcpy(out + i, &bits, 4);
+  }
+}
+
 /* products.c */
 int64_t dlm_room(int64_t m, int threads);
 void dlm_product(const Product *w, const float *x, int64_t ldx, float *y, int64_t ldy, int64_t m, int add, float *room,
@@ -74,7 +87,6 @@ void dlm_write(const float *k, int64_t stride_k, const float *v, int64_t stride_
                const int64_t *slots, float *keys, float *values, int64_t n, int64_t g, int64_t e, int64_t r,
                int threads);
 void dlm_narrow(const float *x, int64_t n, uint16_t *out);
-void dlm_widen(const uint16_t *x, int64_t n, float *out);
 void dlm_write_halves(const float *x, int64_t stride, const int64_t *slots, uint16_t *pages, int64_t n, int64_t width,
                       int threads);
 

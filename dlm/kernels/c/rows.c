@@ -55,13 +55,6 @@ void dlm_narrow(const float *x, int64_t n, uint16_t *out) {
   for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)bf16(x[i]);
 }
 
-void dlm_widen(const uint16_t *x, int64_t n, float *out) {
-  for (int64_t i = 0; i < n; i++) {
-    uint32_t bits = (uint32_t)x[i] << 16;
-    memcpy(out + i, &bits, 4);
-  }
-}
-
 /* Rows of x (n, width), `stride` apart, into slots of pages of bfloat16; slot -1: nowhere. */
 void dlm_write_halves(const float *x, int64_t stride, const int64_t *slots, uint16_t *pages, int64_t n, int64_t width,
                       int threads) {
