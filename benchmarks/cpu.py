@@ -78,17 +78,19 @@ def model(shape: dict[str, int]) -> LM:
     return LM(network.eval(), None, "random")
 
 
-def narrowed(lm: LM) -> tuple[LM, LM]:
-    """The same in bfloat16 and in int8."""
-    half, small = (LM(copy.deepcopy(lm.network), None, name) for name in ("half", "int8"))
-    half.network.to(torch.bfloat16)
-    quantise(small.network, "q8", torch.device("cpu"))
-    return half, small
+def narrowed(lm: LM, quantised: bool = False) -> LM:
+    """A copy in bfloat16, or in int8. Each way to multiply has one of its own: what C reads of a network is kept once."""
+    made = LM(copy.deepcopy(lm.network), None, "narrowed")
+    if quantised:
+        quantise(made.network, "q8", torch.device("cpu"))
+    else:
+        made.network.to(torch.bfloat16)
+    return made
 
 
 def alone(lm: LM, prompt: list[int], numbers: dict[str, int], options: Any) -> dict[str, Any]:
     """One request on one thread."""
-    half, small = narrowed(lm)
+    half, small = narrowed(lm), narrowed(lm, quantised=True)
 
     def ours(which: LM, **settings: Any) -> Job:
         def run() -> tuple[list[int], int]:
@@ -99,14 +101,17 @@ def alone(lm: LM, prompt: list[int], numbers: dict[str, int], options: Any) -> d
 
     jobs = {"fp32": ours(lm), "bf16": ours(half), "q8": ours(small), "drawn": ours(lm, temperature=0.7, seed=1)}
     if native.multiplies("int16-dots"):
-        jobs["bf16 int16"] = ours(half, kernels="c-int16")
+        jobs["bf16 int16"] = ours(narrowed(lm), kernels="c-int16")
     if options.peer_path:
         for name, which in (("theirs fp32", lm), ("theirs bf16", half)):
             jobs[name] = fast_dllm.jobs(options.peer_path, which, prompt, threshold=None, **numbers)["dual"]
     else:
         jobs["bf16 torch"] = ours(half, kernels="torch")
         if native.multiplies("bf16-dots"):
-            jobs |= {"bf16 dots": ours(half, kernels="c-dots"), "bf16 widened": ours(half, kernels="c-widened")}
+            jobs |= {
+                "bf16 dots": ours(narrowed(lm), kernels="c-dots"),
+                "bf16 widened": ours(narrowed(lm), kernels="c-widened"),
+            }
     clocks, results = in_turns(jobs, options.rounds)
     times, rows = clocks["cpu"], {}
     for name, taken in times.items():

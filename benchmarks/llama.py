@@ -70,7 +70,7 @@ def main() -> int:
 
 def compared(lm: LM, files: dict[str, Path], prompt: list[int], options: Any) -> dict[str, Any]:
     """Milliseconds a step of each, ratios within rounds, and how many tokens are the same."""
-    half, small = cpu.narrowed(lm)
+    half, small = cpu.narrowed(lm), cpu.narrowed(lm, quantised=True)
     shape = {"gen_length": options.gen, "steps": options.steps, "cache": "none"}
 
     def ours(which: LM, block: int) -> tuple[list[int], float]:

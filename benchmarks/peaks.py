@@ -43,6 +43,11 @@ USED = {
     "int8-dots": "int8_512",
 }
 """Kind of product -> what multiplies in it, where vectors have 512 bits."""
+WAYS = {
+    "fp32": ("float32", "c"), "bf16": ("bf16-widened", "c-widened"), "bf16 dots": ("bf16-dots", "c-dots"),
+    "bf16 int16": ("int16-dots", "c-int16"), "q8": ("int8-dots", "c"),
+}  # fmt: skip
+"""Name -> the kind of product, and what an engine calls it."""
 PROMPT, BLOCK = 300, 32
 LENGTHS = {"small": 128, "large": 64}
 """Tokens that a decode of each shape writes."""
@@ -93,17 +98,13 @@ def _peaks(rounds: int) -> dict[str, dict[str, float]]:
 
 def _shape(name: str, peaks: dict[str, float], rounds: int) -> dict[str, Any]:
     lm, length = cpu.model(cpu.SHAPES[name]), LENGTHS[name]
-    half, small = cpu.narrowed(lm)
-    ways = {
-        "fp32": (lm, "float32", "c"), "bf16": (half, "bf16-widened", "c-widened"), "bf16 dots": (half, "bf16-dots", "c-dots"),
-        "bf16 int16": (half, "int16-dots", "c-int16"), "q8": (small, "int8-dots", "c"),
-    }  # fmt: skip
-    ways = {way: facts for way, facts in ways.items() if native.multiplies(facts[1])}
+    ways = {way: facts for way, facts in WAYS.items() if native.multiplies(facts[0])}
     prompt = torch.randint(0, 1000, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
     asked = {"gen_length": length, "block_length": BLOCK, "steps": length, "cache": "dual"}
     jobs: dict[str, Job] = {}
     frozen: dict[str, FrozenLayers] = {}
-    for way, (which, _, kernels) in ways.items():
+    for way, (kind, kernels) in ways.items():
+        which = lm if way == "fp32" else cpu.narrowed(lm, quantised=kind == "int8-dots")
         jobs[f"{way}, decode"] = partial(dlm.generate, which, [prompt], kernels=kernels, **asked)
         found = frozen_layers(which.network, weights_state(which.network), kernels.partition("-")[2] or None)
         assert found is not None
@@ -112,9 +113,7 @@ def _shape(name: str, peaks: dict[str, float], rounds: int) -> dict[str, Any]:
             jobs[f"{way}, {rows}"] = partial(products, found, rows, times)
     taken = {job: min(seconds) for job, seconds in in_turns(jobs, rounds)[0]["cpu"].items()}
     base = taken["fp32, decode"]
-    return {
-        way: _row(way, frozen[way], length, taken, peaks.get(USED[kind]), base) for way, (_, kind, _) in ways.items()
-    }
+    return {way: _row(way, frozen[way], length, taken, peaks.get(USED[kind]), base) for way, (kind, _) in ways.items()}
 
 
 def _row(
