@@ -44,9 +44,6 @@ int dlm_has_whole_dots(void) { /* cpuid: gcc 12 does not know the feature's name
 }
 #endif
 
-/* Each GROUP of a row: a scale, what sums begin with, and whole numbers of up to `most`, `per` of them in a word. int8 weights
-   are multiplied as w + 128, for which a beginning of -128 times the sum makes up. A row with NaN or infinity gives such a
-   scale. */
 #define LARGER(a, b) (((a) & ((a) > (b))) | ((b) & ~((a) > (b))))
 #define ADDED(a, b) ((a) + (b))
 #define ACROSS(x, f) /* all its lanes become f of all of them */                                                       \
@@ -56,44 +53,51 @@ int dlm_has_whole_dots(void) { /* cpuid: gcc 12 does not know the feature's name
   }
 typedef int8_t bytes __attribute__((vector_size(W)));
 typedef int16_t halves __attribute__((vector_size(2 * W)));
+
+/* Each GROUP of a row: a scale, what sums begin with, and whole numbers of up to `most`, `per` of them in a word. int8 weights
+   are multiplied as w + 128, for which a beginning of -128 times the sum makes up. A row with NaN or infinity gives such a
+   scale. `n` of them are made here. */
+static inline __attribute__((always_inline)) void group(const float *x, int64_t n, float most, int per, uint32_t *out) {
+  const int64_t count = (n + W - 1) / W;
+  float rest[W] = {0}, top, scale, over;
+  ivec tops = {0}, totals = {0};
+  memcpy(rest, x + n / W * W, n % W * sizeof(float));
+  for (int64_t i = 0; i < count; i++) { /* sizes are ordered as their bits are */
+    ivec size = (ivec)LOAD((i + 1) * W <= n ? x + i * W : rest) & 0x7fffffff;
+    tops = LARGER(size, tops);
+  }
+  ACROSS(tops, LARGER)
+  int32_t first = tops[0];
+  memcpy(&top, &first, 4);
+  scale = top / most + (top - top), over = top > 1e-30f ? most / top : 0;
+  for (int64_t i = 0; i < count; i++) {
+    vec shifted = LOAD((i + 1) * W <= n ? x + i * W : rest) * over + 12582912.0f;
+    ivec bits = (ivec)shifted; /* 1.5 * 2^23 leaves the whole number in the last of them */
+    int64_t size = MIN(W, n - i * W) * 4 / per;
+    char *to = (char *)(out + 2 + i * W / per);
+    if (per == 4) {
+      bytes made = __builtin_convertvector(bits, bytes);
+      memcpy(to, &made, size), totals += bits << 24 >> 24;
+    } else {
+      halves made = __builtin_convertvector(bits, halves);
+      memcpy(to, &made, size);
+    }
+  }
+  if (per == 4) ACROSS(totals, ADDED)
+  int32_t total = -128 * totals[0];
+  memcpy(out, &scale, 4), memcpy(out + 1, &total, 4);
+}
+
 static inline int64_t whole(const float *x, int64_t depth, float most, int per, uint32_t *out) {
   uint32_t *start = out;
-  for (int64_t from = 0; from < depth; from += GROUP, x += GROUP) {
-    int64_t n = MIN(GROUP, depth - from), count = (n + W - 1) / W;
-    float rest[W] = {0};
-    ivec tops = {0}, totals = {0};
-    memcpy(rest, x + n / W * W, n % W * sizeof(float));
-    for (int64_t i = 0; i < count; i++) { /* sizes are ordered as their bits are */
-      ivec size = (ivec)LOAD((i + 1) * W <= n ? x + i * W : rest) & 0x7fffffff;
-      tops = LARGER(size, tops);
-    }
-    ACROSS(tops, LARGER)
-    float top, scale, over;
-    int32_t bits_of_top = tops[0];
-    memcpy(&top, &bits_of_top, 4);
-    scale = top / most + (top - top), over = top > 1e-30f ? most / top : 0;
-    for (int64_t i = 0; i < count; i++) {
-      vec shifted = LOAD((i + 1) * W <= n ? x + i * W : rest) * over + 12582912.0f;
-      ivec bits = (ivec)shifted; /* 1.5 * 2^23 leaves the whole number in the last of them */
-      int64_t size = MIN(W, n - i * W) * 4 / per;
-      char *to = (char *)(out + 2 + i * W / per);
-      if (per == 4) {
-        bytes made = __builtin_convertvector(bits, bytes);
-        memcpy(to, &made, size), totals += bits << 24 >> 24;
-      } else {
-        halves made = __builtin_convertvector(bits, halves);
-        memcpy(to, &made, size);
-      }
-    }
-    if (per == 4) ACROSS(totals, ADDED)
-    int32_t total = -128 * totals[0];
-    memcpy(out, &scale, 4), memcpy(out + 1, &total, 4);
-    out += 2 + n / per;
-  }
+  int64_t from = 0;
+  for (; from + GROUP <= depth; from += GROUP, out += 2 + GROUP / per) group(x + from, GROUP, most, per, out);
+  if (from < depth) group(x + from, depth - from, most, per, out), out += 2 + (depth - from) / per;
   return out - start;
 }
 
 static int64_t eighths(const float *x, int64_t depth, uint32_t *out) { return whole(x, depth, 127, 4, out); }
+
 /* GROUP products with weights of up to 4095 stay under 2^31. */
 static int64_t sixteenths(const float *x, int64_t depth, uint32_t *out) { return whole(x, depth, 8191, 2, out); }
 
@@ -102,18 +106,18 @@ static int64_t sixteenths(const float *x, int64_t depth, uint32_t *out) { return
     const float *panel = p->here, *scales = p->scales;                                                                 \
     vec s[R][2];                                                                                                       \
     UNROLL for (int i = 0; i < R; i++) s[i][0] = s[i][1] = all(0);                                                     \
-    for (int64_t from = 0; from < depth; from += GROUP / PER, scales += PANEL) {                                         \
+    for (int64_t from = 0; from < depth; from += GROUP / PER, scales += PANEL) {                                       \
       const float *sizes = a;                                                                                          \
       ivec t[R][2];                                                                                                    \
       a += 2 * STEP;                                                                                                   \
       UNROLL for (int i = 0; i < R; i++) t[i][0] = t[i][1] = WORD(sizes + STEP + i);                                   \
-      for (int64_t at = from; at < MIN(depth, from + GROUP / PER); at++, panel += PANEL, a += STEP) {                    \
+      for (int64_t at = from; at < MIN(depth, from + GROUP / PER); at++, panel += PANEL, a += STEP) {                  \
         ivec left = WORDS(panel) ^ TURNED, right = WORDS(panel + W) ^ TURNED;                                          \
         FETCH(p, at)                                                                                                   \
         UNROLL for (int i = 0; i < R; i++) {                                                                           \
           ivec x = WORD(a + i);                                                                                        \
-          t[i][0] = DOT(t[i][0], left, x);                                                                           \
-          t[i][1] = DOT(t[i][1], right, x);                                                                          \
+          t[i][0] = DOT(t[i][0], left, x);                                                                             \
+          t[i][1] = DOT(t[i][1], right, x);                                                                            \
         }                                                                                                              \
       }                                                                                                                \
       vec left = LOAD(scales), right = LOAD(scales + W);                                                               \

@@ -50,7 +50,7 @@ void dlm_write(const float *k, int64_t stride_k, const float *v, int64_t stride_
   }
 }
 
-/* To the nearest bfloat16, and back. */
+/* To the nearest bfloat16. */
 void dlm_narrow(const float *x, int64_t n, uint16_t *out) {
   for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)bf16(x[i]);
 }
