@@ -69,7 +69,7 @@ static inline __attribute__((always_inline)) void group(const float *x, int64_t 
   ACROSS(tops, LARGER)
   int32_t first = tops[0];
   memcpy(&top, &first, 4);
-  scale = top / most + (top - top), over = top > 1e-30f ? most / top : 0;
+  scale = top / most, over = top > 1e-30f ? most / top : 0;
   for (int64_t i = 0; i < count; i++) {
     vec shifted = LOAD((i + 1) * W <= n ? x + i * W : rest) * over + 12582912.0f;
     ivec bits = (ivec)shifted; /* 1.5 * 2^23 leaves the whole number in the last of them */
