@@ -72,7 +72,11 @@ def test_figures_are_those_of_the_parts(tmp_path, monkeypatch):
         at = len("".join(text.splitlines(keepends=True)[: int(number) - 1]))
         prompt = lm.decode(lm.encode(text[:at])[-32:])
         shown.append((record, prompt, text[at : at + 12]))
-    written = dlm.generate(lm, [prompt for _, prompt, _ in shown], gen_length=12, temperature=1.0)
+    seeds = [int.from_bytes(blake2b(f"0 {record['item']}".encode(), digest_size=7).digest()) for record, *_ in shown]
+    written = [
+        dlm.generate(lm, [prompt], gen_length=12, temperature=1.0, seed=seed)[0]
+        for (_, prompt, _), seed in zip(shown, seeds, strict=True)
+    ]
     assert [record["text"] for record, *_ in shown] == [one.text for one in written]
     for which, found in (("bits_per_byte", [w.text for w in written]), ("real text", [real for *_, real in shown])):
         costs = dlm.score(judges[0], [(prompt, one) for (_, prompt, _), one in zip(shown, found, strict=True)])
