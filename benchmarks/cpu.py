@@ -31,7 +31,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "large": {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1408, "vocab_size": 32000},
 }
 OVER = {
-    "bf16": ["fp32", "theirs bf16"], "q8": ["fp32"], "drawn": ["fp32"], "fp32": ["theirs fp32"],
+    "bf16": ["fp32", "theirs bf16"], "bf16 int16": ["fp32", "theirs bf16"], "q8": ["fp32"], "drawn": ["fp32"], "fp32": ["theirs fp32"],
     "bf16 dots": ["fp32"], "bf16 widened": ["fp32"], "bf16 torch": ["fp32"], "drawn by torch": ["fp32"],
 }  # fmt: skip
 """Whose time each is divided by."""
@@ -50,7 +50,7 @@ def main() -> int:
     words.add_argument("--output", type=Path, help="the JSON file")
     options = words.parse_args()
     torch.set_num_threads(1)
-    lm = _model(SHAPES[options.shape])
+    lm = model(SHAPES[options.shape])
     numbers = {"gen_length": options.gen, "block_length": 32, "steps": options.steps}
     prompt = torch.randint(0, 1000, (options.prompt,), generator=torch.Generator().manual_seed(1)).tolist()
     rows = batch(lm, prompt, numbers, options.rounds) if options.batch else alone(lm, prompt, numbers, options)
@@ -66,7 +66,7 @@ def main() -> int:
     return 0
 
 
-def _model(shape: dict[str, int]) -> LM:
+def model(shape: dict[str, int]) -> LM:
     heads = shape["hidden_size"] // 64
     sizes = shape | {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": 64}
     llada: dict[str, Any] = {"model_type": "llada", "mask_in_softmax": True, "max_position_embeddings": 4096}
@@ -78,11 +78,19 @@ def _model(shape: dict[str, int]) -> LM:
     return LM(network.eval(), None, "random")
 
 
+def narrowed(lm: LM, quantised: bool = False) -> LM:
+    """A copy in bfloat16, or in int8. Each way to multiply has one of its own: what C reads of a network is kept once."""
+    made = LM(copy.deepcopy(lm.network), None, "narrowed")
+    if quantised:
+        quantise(made.network, "q8", torch.device("cpu"))
+    else:
+        made.network.to(torch.bfloat16)
+    return made
+
+
 def alone(lm: LM, prompt: list[int], numbers: dict[str, int], options: Any) -> dict[str, Any]:
     """One request on one thread."""
-    half, small = (LM(copy.deepcopy(lm.network), None, name) for name in ("half", "int8"))
-    half.network.to(torch.bfloat16)
-    quantise(small.network, "q8", torch.device("cpu"))
+    half, small = narrowed(lm), narrowed(lm, quantised=True)
 
     def ours(which: LM, **settings: Any) -> Job:
         def run() -> tuple[list[int], int]:
@@ -92,13 +100,18 @@ def alone(lm: LM, prompt: list[int], numbers: dict[str, int], options: Any) -> d
         return run
 
     jobs = {"fp32": ours(lm), "bf16": ours(half), "q8": ours(small), "drawn": ours(lm, temperature=0.7, seed=1)}
+    if native.multiplies("int16-dots"):
+        jobs["bf16 int16"] = ours(narrowed(lm), kernels="c-int16")
     if options.peer_path:
         for name, which in (("theirs fp32", lm), ("theirs bf16", half)):
             jobs[name] = fast_dllm.jobs(options.peer_path, which, prompt, threshold=None, **numbers)["dual"]
     else:
         jobs["bf16 torch"] = ours(half, kernels="torch")
         if native.multiplies("bf16-dots"):
-            jobs |= {"bf16 dots": ours(half, kernels="c-dots"), "bf16 widened": ours(half, kernels="c-widened")}
+            jobs |= {
+                "bf16 dots": ours(narrowed(lm), kernels="c-dots"),
+                "bf16 widened": ours(narrowed(lm), kernels="c-widened"),
+            }
     clocks, results = in_turns(jobs, options.rounds)
     times, rows = clocks["cpu"], {}
     for name, taken in times.items():

@@ -159,11 +159,15 @@ class Round:
         return np.array(shares, np.int64)
 
     def _address(self) -> dict[str, np.ndarray]:
-        facts = np.array([(seq.request.seed, seq.request.sample) for seq in self.seqs], np.int64)
-        seed, sample = facts.repeat([np.count_nonzero(part) for part in self.parts], axis=0).T
         places = [seq.canvas.columns[part] for seq, part in zip(self.seqs, self.parts, strict=True)]
-        steps = [seq.strategy.luck(seq, place) for seq, place in zip(self.seqs, places, strict=True)]
-        return {"seed": seed, "sample": sample, "step": np.concatenate(steps), "position": np.concatenate(places)}
+        each = list(zip(self.seqs, places, strict=True))
+        found = {
+            "seed": [np.full(len(place), seq.request.seed, np.int64) for seq, place in each],
+            "sample": [np.full(len(place), seq.request.sample, np.int64) for seq, place in each],
+            "step": [seq.strategy.luck(seq, place) for seq, place in each],
+            "position": places,
+        }
+        return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in found.items()}
 
     def _listed(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Of arrays over each canvas, the entries at the asked columns: (n,)."""

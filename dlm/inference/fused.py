@@ -13,6 +13,8 @@ from dlm.inference.layout import Layout
 from dlm.inference.memory import free_memory
 from dlm.kernels.c import native, structs
 from dlm.kernels.c.structs import Network, Product, Run
+from dlm.kernels.int8 import int16_weight
+from dlm.kernels.paths import UNITS
 from dlm.kernels.threads import threads_now
 from dlm.models.attention import Attention, RMSNorm
 from dlm.models.int8 import Int8Linear
@@ -37,7 +39,7 @@ class FrozenLayers:
         shared: "FrozenLayers | None" = None,
     ) -> None:
         dtype = network.embed.weight.dtype
-        self.kind = f"bf16-{unit}" if unit is not None and dtype == torch.bfloat16 else native.fastest(dtype)
+        self.kind = UNITS[unit] if unit is not None and dtype == torch.bfloat16 else native.fastest(dtype)
         head: Any = network.embed if network.lm_head is None else network.lm_head
         copied = [x.weight.numel() for x in (head, *linears) if type(x) is not Int8Linear]
         size = dtype.itemsize * sum(copied)
@@ -83,9 +85,13 @@ class FrozenLayers:
         weight = linear.int8
         self.kept += [weight.panels, scales := weight.scales.float()]
         bias = None if bias is None else self._keep(bias.float())
-        return native.int8_product(replace(weight, scales=scales), bias)
+        return native.whole_product(replace(weight, scales=scales), bias)
 
     def _product(self, w: Tensor, bias: Tensor | None) -> Product:
+        if self.kind == "int16-dots":
+            weight = int16_weight(w.detach(), native.panel_width())
+            self.kept += [weight.panels, weight.scales]
+            return native.whole_product(weight, None if bias is None else self._keep(bias.float()))
         kind = "bf16-dots" if self.kind == "bf16-tiles" and w.shape[1] % TILE else self.kind
         words = native.words(w.detach())
         panels = self._keep(native.panels(words)) if self.copies else None

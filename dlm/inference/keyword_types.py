@@ -57,7 +57,7 @@ class KnownEngineKeywords(TypedDict, total=False):
     num_pages: int | None
     max_num_tokens: int
     max_num_requests: int
-    kernels: Literal["auto", "triton", "c", "torch", "c-widened", "c-dots", "c-tiles"]
+    kernels: Literal["auto", "triton", "c", "torch", "c-widened", "c-dots", "c-tiles", "c-int16"]
     deterministic: bool
     cuda_graphs: bool
 

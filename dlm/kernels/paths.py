@@ -6,7 +6,8 @@
 | c      | a CPU, float32 or bfloat16        | attention over pages, all layers in one call, confidence with and without draws |
 | torch  | everywhere                        | all of it, by torch's own operations                                |
 
-c-widened, c-dots and c-tiles are "c" with one way of multiplying bfloat16; "c" takes the fastest that the CPU has.
+c-widened, c-dots, c-tiles and c-int16 are "c" with one way of multiplying bfloat16. "c" takes the fastest that the CPU has
+of the first three; c-int16, which rounds weights to 12 bits and inputs to 14 of 64 that share a scale, must be asked for.
 """
 
 import os
@@ -26,7 +27,7 @@ from dlm.errors import UserError
 from dlm.kernels.c import native
 from dlm.kernels.threads import threads_now
 
-Kernels = Literal["auto", "triton", "c", "torch", "c-widened", "c-dots", "c-tiles"]
+Kernels = Literal["auto", "triton", "c", "torch", "c-widened", "c-dots", "c-tiles", "c-int16"]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's own switch: its kernels run in its interpreter, on CPU tensors."""
 
@@ -55,14 +56,17 @@ def _no_c_by(unit: str) -> Callable[[torch.device, torch.dtype], str | None]:
     def missing(device: torch.device, dtype: torch.dtype) -> str | None:
         if dtype == torch.float32:
             return "it multiplies bfloat16, and the model is float32"
-        if (why := _no_c(device, dtype)) is None and not native.multiplies(f"bf16-{unit}"):
-            return f"this processor has no {UNITS[unit]}, or the compiler does not know it"
+        if (why := _no_c(device, dtype)) is None and not native.multiplies(UNITS[unit]):
+            return f"this processor has no {NEEDS[unit]}, or the compiler does not know it"
         return why
 
     return missing
 
 
-UNITS = {"widened": "arithmetic", "dots": "avx512_bf16", "tiles": "amx_bf16"}
+UNITS = {"widened": "bf16-widened", "dots": "bf16-dots", "tiles": "bf16-tiles", "int16": "int16-dots"}
+"""Ways of multiplying bfloat16, each with the kind of product in C."""
+NEEDS = {"widened": "arithmetic", "dots": "avx512_bf16", "tiles": "amx_bf16", "int16": "avx512_vnni or avx_vnni"}
+"""The processor's feature that each needs."""
 
 
 @dataclass(frozen=True, kw_only=True)

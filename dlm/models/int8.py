@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dlm.kernels.c import native
-from dlm.kernels.int8 import WORD, Int8Weight, int8_weight
+from dlm.kernels.int8 import WORD, WholeWeight, int8_weight
 from dlm.models.transformer import Transformer
 
 WIDTH = 32
@@ -32,9 +32,9 @@ class Int8Linear(nn.Module):
         return self
 
     @property
-    def int8(self) -> Int8Weight:
+    def int8(self) -> WholeWeight:
         """The weight as it is kept."""
-        return Int8Weight(self.panels.detach(), self.scales.detach(), self.shape)
+        return WholeWeight(self.panels.detach(), self.scales.detach(), self.shape)
 
     def forward(self, x: Float[Tensor, "... k"]) -> Float[Tensor, "... n"]:
         return F.linear(x, self.int8.back(x.dtype), self.bias)

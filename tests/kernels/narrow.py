@@ -1,28 +1,27 @@
-"""What int8 products read, made by torch: weights in groups of 64 with a scale each, and rows rounded alike."""
+"""What products of whole numbers read, made by torch: weights in groups of 64 with a scale each, and rows rounded alike."""
 
 import torch
 import torch.nn.functional as F
 
 from dlm.kernels.c import native
-from dlm.kernels.int8 import GROUP, int8_weight
+from dlm.kernels.int8 import GROUP, int8_weight, int16_weight
+
+STEPS = {"int8": 127, "int16": 8191}
+"""Of a row's numbers, on either side of 0."""
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Each group of 64 inputs to 127 steps of its largest, half to even, and back: in float64."""
-    wide = x.double()
-    parts = F.pad(wide, (0, -x.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
-    top = parts.float().abs().amax(-1, keepdim=True)
-    scale, steps = top / 127, (parts.float() * (127 / top.clamp_min(1e-30))).round()
-    return (steps.double() * scale.double()).flatten(1)[:, : x.shape[1]]
+def rounded(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """Each group of 64 inputs to so many steps of its largest, half to even, and back: in float64."""
+    most = STEPS[kind.partition("-")[0]]
+    parts = F.pad(x, (0, -x.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    top = parts.abs().amax(-1, keepdim=True)
+    scale, steps = top / most, (parts.double() * (torch.tensor(float(most)) / top.clamp_min(1e-30)).double()).round()
+    return (steps * scale.double()).flatten(1)[:, : x.shape[1]]
 
 
-def with_weights(w: torch.Tensor) -> tuple[native.Product, torch.Tensor]:
-    """A product of int8 weights, and what they stand for."""
-    packed = int8_weight(w, native.panel_width())
-    made = native.int8_product(packed)
-    made.kept = packed
+def with_weights(w: torch.Tensor, kind: str) -> tuple[native.Product, torch.Tensor]:
+    """A product of that kind, and what its weights stand for."""
+    packed = (int16_weight if kind.startswith("int16") else int8_weight)(w, native.panel_width())
+    made = native.whole_product(packed)
+    made.kept, made.kind = packed, native.KINDS.index(kind)
     return made, packed.back(torch.float64)
-
-
-def product(w: torch.Tensor) -> native.Product:
-    return with_weights(w)[0]

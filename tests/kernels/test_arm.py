@@ -21,7 +21,7 @@ from tests.kernels.test_multiplies import (  # noqa: F401
     test_bfloat16,
     test_gated,
     test_inputs_of_any_even_number,
-    test_int8,
+    test_whole_numbers,
 )
 from tests.kernels.test_native import (  # noqa: F401
     test_a_row_gives_the_same_bits_alone_and_in_a_crowd,

@@ -54,6 +54,13 @@ def product(kind, w, bias=None, copied=True):
     return made
 
 
+def of_kind(kind, w):
+    """A product of that kind, and what its weights stand for."""
+    if kind.startswith("int"):
+        return narrow.with_weights(w, kind)
+    return product(kind, w.bfloat16()), w.bfloat16()
+
+
 @pytest.mark.parametrize("kind", ["bf16-widened", "bf16-dots", "bf16-tiles"])
 @pytest.mark.parametrize("inputs", [32, 96, 544, 1120])
 def test_bfloat16(build, kind, inputs):
@@ -86,8 +93,7 @@ def test_inputs_of_any_even_number(build, kind):
 def test_a_row_gives_the_same_bits_alone_and_on_any_number_of_threads(build, kind):
     needs(kind)
     w, x = torch.randn(70, 608), torch.randn(45, 608)
-    made = narrow.product(w) if kind.startswith("int8") else product(kind, w.bfloat16())
-    made.kind = native.KINDS.index(kind)
+    made, _ = of_kind(kind, w)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
@@ -103,8 +109,7 @@ def test_a_row_gives_the_same_bits_alone_and_on_any_number_of_threads(build, kin
 def test_a_broken_row_stays_one_and_alone(build, kind):
     needs(kind)
     w, x = torch.randn(40, 128), torch.randn(20, 128)
-    made = narrow.product(w) if kind.startswith("int8") else product(kind, w.bfloat16())
-    made.kind = native.KINDS.index(kind)
+    made, _ = of_kind(kind, w)
     whole = native.linear(made, x)
     x[3, 5], x[7, 100], x[9] = float("nan"), float("inf"), 0.0
     found = native.linear(made, x)
@@ -118,33 +123,35 @@ def test_a_broken_row_stays_one_and_alone(build, kind):
 def test_gated(build, kind, inputs):
     needs(kind)
     w, x = torch.randn(2, 70, inputs) / 8, torch.randn(30, inputs)
-    if kind.startswith("int8"):
-        made, weights = zip(*(narrow.with_weights(part) for part in w), strict=True)
-    else:
-        weights = [part.bfloat16() for part in w]
-        made = [product(kind, part) for part in weights]
-    for each in made:
-        each.kind = native.KINDS.index(kind)
-    factor = x if kind.endswith("widened") else narrow.rounded(x) if kind.startswith("int8") else x.bfloat16()
+    made, weights = zip(*(of_kind(kind, part) for part in w), strict=True)
+    factor = x if kind.endswith("widened") else narrow.rounded(x, kind) if kind.startswith("int") else x.bfloat16()
     gate, up = (factor.double() @ part.double().T for part in weights)
     exact = gate / (1 + (-gate).exp()) * up
     torch.testing.assert_close(native.gated(*made, x).double(), exact, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["int8-widened", "int8-dots"])
+@pytest.mark.parametrize("kind", ["int8-widened", "int8-dots", "int16-dots"])
 @pytest.mark.parametrize("inputs", [4, 64, 100, 512, 1124])
-def test_int8(build, kind, inputs):
+def test_whole_numbers(build, kind, inputs):
     needs(kind)
     for outputs, rows in ((1, 1), (32, 30), (150, 17), (77, 64)):
         w, x = torch.randn(outputs, inputs), torch.randn(rows, inputs)
         w[0] *= 100
-        made, weights = narrow.with_weights(w)
-        made.kind = native.KINDS.index(kind)
-        factor = x if kind == "int8-widened" else narrow.rounded(x)
+        made, weights = narrow.with_weights(w, kind)
+        factor = x if kind == "int8-widened" else narrow.rounded(x, kind)
         exact = factor.double() @ weights.double().T
         torch.testing.assert_close(
             native.linear(made, x).double(), exact, rtol=2e-5, atol=1e-4 * float(weights.abs().max())
         )
+
+
+def test_int16_sums_of_the_largest_numbers_do_not_overflow(build):
+    needs("int16-dots")
+    w, x = torch.full((40, 512), 255 / 16).bfloat16(), torch.full((20, 512), 3.0)
+    x[1::2] *= -1
+    made, weights = narrow.with_weights(w, "int16-dots")
+    assert torch.equal(weights, w.double())  # 12 bits hold what bfloat16 does
+    torch.testing.assert_close(native.linear(made, x), x @ w.float().T)
 
 
 def test_the_processor_says_what_it_has(build):

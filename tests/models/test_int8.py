@@ -8,7 +8,7 @@ import torch
 
 import dlm
 from dlm.kernels.c import native
-from dlm.kernels.int8 import int8_weight
+from dlm.kernels.int8 import int8_weight, int16_weight
 from dlm.models import LM, ModelConfig, Transformer
 from dlm.models.int8 import Int8Linear, quantise
 from dlm.models.quantise import require
@@ -34,6 +34,20 @@ def test_a_weight_comes_back_to_half_a_step(rows, inputs, width):
         step = group.abs().amax(1, keepdim=True) / 127
         assert ((back[:, start : start + 64] - group).abs() <= step * 0.5001).all()
     assert packed.panels.shape == (-(-rows // width), inputs // 4, width, 4)
+
+
+@pytest.mark.parametrize(("rows", "inputs", "width"), [(1, 2, 8), (40, 102, 32), (64, 128, 16)])
+def test_int16_keeps_what_is_near_its_group_s_largest(rows, inputs, width):
+    w = (torch.randn(rows, inputs) * torch.logspace(-9, 9, rows)[:, None]).bfloat16()
+    w[0] = 0
+    packed = int16_weight(w, width)
+    back = packed.back()
+    assert packed.panels.abs().max() <= 4095
+    for start in range(0, inputs, 64):
+        group, found = w[:, start : start + 64].float(), back[:, start : start + 64]
+        top = group.abs().amax(1, keepdim=True)
+        assert torch.equal(found[group.abs() * 16 >= top], group[group.abs() * 16 >= top])
+        assert ((found - group).abs() <= top / 4096).all()
 
 
 @pytest.mark.parametrize("tied", [False, True])

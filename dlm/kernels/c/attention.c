@@ -3,6 +3,7 @@
 #include "kernels.h"
 
 #define KEYS 64 /* taken at a time: their scores and values stay in the first cache */
+#define EARLY 8 /* keys ahead, of bfloat16, that are fetched */
 
 /* Query rows are the lanes of vectors, so keys are read where they lie, number by number: nothing of them is transposed,
    and the softmax runs down the lanes. (R, V): so many keys or channels at a time, for V vectors of rows. */
@@ -153,8 +154,10 @@ static void attend(const float *q, int64_t stride_q, const void *k_pages, const 
     for (int64_t k = from && !half ? TALL : 0; k < KEYS + TALL; k++) {
       if (half && k < KEYS && from + k < all_most) { /* widened here: keys and values then lie side by side */
         int64_t at = (table[page] * size + place) * step;
-        dlm_widen((const uint16_t *)k_pages + at, e, widened + k * e);
-        dlm_widen((const uint16_t *)v_pages + at, e, values + k * e);
+        const uint16_t *key = (const uint16_t *)k_pages + at, *value = (const uint16_t *)v_pages + at;
+        for (int64_t c = 0; c < e; c += 32) __builtin_prefetch(key + EARLY * step + c), __builtin_prefetch(value + EARLY * step + c);
+        widen(key, e, widened + k * e);
+        widen(value, e, values + k * e);
         keys[k] = widened + k * e;
         if (++place == size) place = 0, page++;
       } else if (!half && from + k < all_most) {

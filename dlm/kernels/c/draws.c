@@ -2,7 +2,6 @@
 
 #include "kernels.h"
 
-typedef uint32_t uvec __attribute__((vector_size(W * 4)));
 typedef uint64_t pairs __attribute__((vector_size(W * 4)));
 
 #define BLOCK (4 * W)     /* tokens whose words one call of Philox gives */

@@ -13,7 +13,7 @@
 #pragma once
 #include "vectors.h"
 
-enum { FLOAT32, BF16_WIDENED, BF16_DOTS, BF16_TILES, INT8_WIDENED, INT8_DOTS }; /* what is multiplied, and how */
+enum { FLOAT32, BF16_WIDENED, BF16_DOTS, BF16_TILES, INT8_WIDENED, INT8_DOTS, INT16_DOTS }; /* what is multiplied, and how */
 
 typedef struct { /* y = x w^T + bias */
   const float *w;      /* (n, ld) words of 32 bits: see products.h */
@@ -21,7 +21,7 @@ typedef struct { /* y = x w^T + bias */
   const float *bias;
   int64_t n, k, ld;
   int64_t kind;
-  const float *scales; /* of int8: (n / PANEL, groups, PANEL) */
+  const float *scales; /* of int8 and int16: (n / PANEL, groups, PANEL) */
 } Product;
 
 typedef struct {
@@ -49,13 +49,26 @@ typedef struct { /* what stays as long as the same spans are run */
 
 /* dots.c, tiles.c */
 int dlm_has_bf16_dots(void);
-int dlm_has_int8_dots(void);
+int dlm_has_whole_dots(void);
 int dlm_has_bf16_tiles(void);
 
 static inline uint32_t bf16(float x) { /* the nearest bfloat16, to even; NaN stays one */
   uint32_t bits;
   memcpy(&bits, &x, 4);
   return x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+static inline void widen(const uint16_t *x, int64_t n, float *out) { /* from bfloat16 */
+  int64_t i = 0;
+  for (; i + W <= n; i += W) {
+    halves_of_words h;
+    memcpy(&h, x + i, sizeof(h));
+    STORE(out + i, (vec)(__builtin_convertvector(h, uvec) << 16));
+  }
+  for (; i < n; i++) {
+    uint32_t bits = (uint32_t)x[i] << 16;
+    memcpy(out + i, &bits, 4);
+  }
 }
 
 /* products.c */
@@ -74,7 +87,6 @@ void dlm_write(const float *k, int64_t stride_k, const float *v, int64_t stride_
                const int64_t *slots, float *keys, float *values, int64_t n, int64_t g, int64_t e, int64_t r,
                int threads);
 void dlm_narrow(const float *x, int64_t n, uint16_t *out);
-void dlm_widen(const uint16_t *x, int64_t n, float *out);
 void dlm_write_halves(const float *x, int64_t stride, const int64_t *slots, uint16_t *pages, int64_t n, int64_t width,
                       int threads);
 

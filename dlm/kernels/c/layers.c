@@ -15,7 +15,7 @@ int64_t dlm_layers_room(const Network *net, int64_t n, int64_t spans) {
 
 /* Row number `id` of the embeddings (v, d). */
 static void embed(const Network *net, const void *table, int64_t id, float *out) {
-  if (net->half) dlm_widen((const uint16_t *)table + id * net->d, net->d, out);
+  if (net->half) widen((const uint16_t *)table + id * net->d, net->d, out);
   else memcpy(out, (const float *)table + id * net->d, net->d * sizeof(float));
 }
 

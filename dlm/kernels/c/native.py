@@ -7,6 +7,7 @@ import ctypes
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +18,7 @@ from dlm.kernels import reference
 from dlm.kernels.c.built import LOG, load
 from dlm.kernels.c.compiler import BuildError, NoCompiler, Unfinished, compiler
 from dlm.kernels.c.structs import Layer, Network, Product, Run, check_sizes
-from dlm.kernels.int8 import Int8Weight
+from dlm.kernels.int8 import WholeWeight
 from dlm.kernels.picked import Picked
 from dlm.kernels.spans import Spans
 from dlm.kernels.threads import threads_now
@@ -53,10 +54,11 @@ SIGNATURES = {
     "dlm_half_room": [_N],
     "dlm_largest": [_P, _I, _I, _I],
     "dlm_half_product": [_P, _I, _I, _P, _I, _I, _P, _I, _I, _I, _F, _F, _P, _N],
-    "dlm_confidence": [_P, _I, _I, _N, _F, *[_P] * 9, _I, _I, _N],
+    "dlm_confidence": [_P, _I, _I, _N, _F, *[_P] * 12, _I, _I, _N],
 }
 RESULTS: dict[str, type] = dict.fromkeys(
-    ("dlm_panel", "dlm_room", "dlm_attention_room", "dlm_layers_room", "dlm_layers", "dlm_half_room"), _I
+    ("dlm_panel", "dlm_room", "dlm_attention_room", "dlm_layers_room", "dlm_layers", "dlm_half_room", "dlm_confidence"),
+    _I,
 ) | {"dlm_half_available": _N, "dlm_multiplies": _N, "dlm_half_dots_pay": _N, "dlm_largest": _F}
 OPENMP = ", OpenMP"
 
@@ -107,7 +109,7 @@ def declare(library: ctypes.CDLL) -> None:
     check_sizes(library)
 
 
-KINDS = ("float32", "bf16-widened", "bf16-dots", "bf16-tiles", "int8-widened", "int8-dots")
+KINDS = ("float32", "bf16-widened", "bf16-dots", "bf16-tiles", "int8-widened", "int8-dots", "int16-dots")
 """What products multiply and how, in the order of kernels.h: weights made floats, pairs and quads summed by one
 instruction, AMX."""
 
@@ -133,10 +135,10 @@ def panel_width() -> int:
     return _library().dlm_panel()
 
 
-def int8_product(w: Int8Weight, bias: Float[Tensor, " n"] | None = None) -> Product:
+def whole_product(w: WholeWeight, bias: Float[Tensor, " n"] | None = None) -> Product:
     """A product of a weight in panels of `panel_width`; all three tensors must be kept."""
     pointer = None if bias is None else bias.data_ptr()
-    kind = KINDS.index(fastest(torch.int8))
+    kind = KINDS.index(fastest(torch.int8) if w.panels.dtype == torch.int8 else "int16-dots")
     return Product(None, w.panels.data_ptr(), pointer, *w.shape, 0, kind, w.scales.data_ptr())
 
 
@@ -227,10 +229,10 @@ def _library() -> ctypes.CDLL:
     return found
 
 
-def _call(name: str, *arguments: Tensor | float | None, threads: int | None = None) -> None:
+def _call(name: str, *arguments: Tensor | float | None, threads: int | None = None) -> Any:
     """Tensors go by their address."""
     given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
-    getattr(_library(), name)(*given, threads_now() if threads is None else threads)
+    return getattr(_library(), name)(*given, threads_now() if threads is None else threads)
 
 
 def rms_norm(
@@ -325,13 +327,16 @@ def confidence(
     n, v = logits.shape
     token, finite = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.bool)
     first, second, entropy = torch.empty(n), torch.empty(n), torch.empty(n)
-    mask, chosen, p, unsure, words = -1 if mask_id is None else mask_id, token, first, None, None
+    mask, chosen, p = -1 if mask_id is None else mask_id, token, first
+    unsure: Any = None
+    where: list[Any] = [None] * 4
     if temperature > 0:
-        chosen, p, unsure = torch.empty_like(token), torch.empty(n), torch.empty(n, dtype=torch.bool)
-        words = torch.stack([address[name] for name in ("seed", "sample", "step", "position")], 1).to(torch.int32)  # type: ignore
-    given = logits, logits.stride(0), mask, int(keep_mask), temperature, words, token, first, second, entropy, finite
-    _call("dlm_confidence", *given, chosen, p, unsure, n, v)
-    if unsure is not None and unsure.any():
+        chosen, p, unsure = torch.empty(n, dtype=torch.int64), torch.empty(n), torch.empty(n, dtype=torch.bool)
+        where = [address[name] for name in ("seed", "sample", "step", "position")]
+        if any(x.dtype != torch.int64 or x.stride(0) != 1 for x in where):
+            where = [x.to(torch.int64).contiguous() for x in where]
+    given = logits, logits.stride(0), mask, int(keep_mask), temperature, *where, token, first, second, entropy, finite
+    if _call("dlm_confidence", *given, chosen, p, unsure, n, v):
         rows = unsure.nonzero()[:, 0]
         own = {name: None if x is None else x[rows] for name, x in address.items()}
         twin = reference.confidence(logits[rows], mask_id=mask_id, keep_mask=keep_mask, temperature=temperature, **own)

@@ -7,7 +7,7 @@
 int64_t dlm_panel(void) { return PANEL; }
 
 /* Floats of room for products of m rows: each thread's own, then the tiles of x, which all threads read. */
-int64_t dlm_room(int64_t m, int threads) { return threads * OWN + (m + HIGH - 1) / HIGH * STEP * DEPTH; }
+int64_t dlm_room(int64_t m, int threads) { return threads * OWN + (m + HIGH - 1) / HIGH * TILE_WORDS; }
 
 #define PLAIN(s, x, w) s += x * w
 
@@ -44,14 +44,15 @@ int64_t dlm_room(int64_t m, int threads) { return threads * OWN + (m + HIGH - 1)
 
 /* By a product's kind. */
 static const Multiplier plain = {1, floats}, wide_bf16 = {2, halves}, wide_int8 = {4, bytes};
-static const Multiplier *const multipliers[] = {&plain, &wide_bf16, &dlm_bf16_dots, &dlm_bf16_tiles, &wide_int8, &dlm_int8_dots};
+static const Multiplier *const multipliers[] = {&plain, &wide_bf16, &dlm_bf16_dots, &dlm_bf16_tiles, &wide_int8, &dlm_int8_dots, &dlm_int16_dots};
 
 /* Whether this processor, as the library was compiled, can multiply so. */
 int dlm_multiplies(int64_t kind) {
   switch (kind) {
     case BF16_DOTS: return dlm_has_bf16_dots();
     case BF16_TILES: return dlm_has_bf16_tiles();
-    case INT8_DOTS: return dlm_has_int8_dots();
+    case INT8_DOTS:
+    case INT16_DOTS: return dlm_has_whole_dots();
     default: return 1;
   }
 }
@@ -128,15 +129,15 @@ static void tile_of(const Multiplier *how, Tiling t, int64_t i, const float *x, 
     make_tile(x, ldx, rows, depth, out);
     return;
   }
-  float *made = how->by_rows ? out : out + STEP * DEPTH / 2;
+  float *made = how->by_rows ? out : out + STEP * LINE;
   for (int64_t row = 0; row < rows; row++)
-    words = how->narrow(x + row * ldx, depth, (uint32_t *)(made + row * (DEPTH / 2)));
-  if (!how->by_rows) make_tile(made, DEPTH / 2, rows, words, out);
+    words = how->narrow(x + row * ldx, depth, (uint32_t *)(made + row * LINE));
+  if (!how->by_rows) make_tile(made, LINE, rows, words, out);
 }
 
 static void make_tiles(const Multiplier *how, Tiling t, const float *x, int64_t ldx, int64_t depth, float *room,
                        int threads) {
-  PARALLEL(t.count / 4) for (int64_t i = 0; i < t.count; i++) tile_of(how, t, i, x, ldx, depth, room + i * STEP * DEPTH);
+  PARALLEL(t.count / 4) for (int64_t i = 0; i < t.count; i++) tile_of(how, t, i, x, ldx, depth, room + i * TILE_WORDS);
 }
 
 /* The panel of outputs j and on, of inputs `from` and on; where there is no copy it is made in `made`. */
@@ -170,7 +171,7 @@ void dlm_product(const Product *w, const float *x, int64_t ldx, float *y, int64_
       if (how->begin) how->begin();
       for (int64_t i = 0, at = 0; i < t.count; i++) {
         int64_t r = t.rows + (i < t.more), ahead = i == t.count - 1 && j + PANEL < w->n;
-        const float *a = tiles_of_x + i * STEP * DEPTH;
+        const float *a = tiles_of_x + i * TILE_WORDS;
         float *to = y + at * ldy + j;
         if (p.width == PANEL) {
           how->tiles[r](a, &p, depth / how->per, ahead, to, ldy, adding);
@@ -211,7 +212,7 @@ void dlm_gated(const Product *gate, const Product *up, const float *x, int64_t l
     if (how->begin) how->begin();
     for (int64_t i = 0, at = 0; i < t.count; i++) {
       int64_t r = t.rows + (i < t.more), ahead = i == t.count - 1 && j + PANEL < f;
-      const float *a = tiles_of_x + i * STEP * DEPTH;
+      const float *a = tiles_of_x + i * TILE_WORDS;
       how->tiles[r](a, &p, depth / how->per, ahead, g, PANEL, 0);
       how->tiles[r](a, &q, depth / how->per, ahead, u, PANEL, 0);
       for (int64_t e = 0; e < r; e++) swiglu(g + e * PANEL, u + e * PANEL, out + (at + e) * f + j, p.width);

@@ -50,16 +50,9 @@ void dlm_write(const float *k, int64_t stride_k, const float *v, int64_t stride_
   }
 }
 
-/* To the nearest bfloat16, and back. */
+/* To the nearest bfloat16. */
 void dlm_narrow(const float *x, int64_t n, uint16_t *out) {
   for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)bf16(x[i]);
-}
-
-void dlm_widen(const uint16_t *x, int64_t n, float *out) {
-  for (int64_t i = 0; i < n; i++) {
-    uint32_t bits = (uint32_t)x[i] << 16;
-    memcpy(out + i, &bits, 4);
-  }
 }
 
 /* Rows of x (n, width), `stride` apart, into slots of pages of bfloat16; slot -1: nowhere. */
@@ -137,10 +130,12 @@ static inline float share(float x, float highest, float temperature, float mass)
 
 /* Of logits (n, v): the likeliest token that is not the mask (mask < 0: there is none) and its p, the runner-up's p, the
    entropy; `keep` leaves the mask in the softmax. At a temperature above 0 all p are after it, and `chosen` is drawn with
-   the addresses (n, 4), p its own; at 0 neither is read or written. */
-void dlm_confidence(const float *logits, int64_t ld, int64_t mask, int keep, float temperature, const uint32_t *addresses,
-                    int64_t *token, float *first, float *second, float *entropy, uint8_t *finite, int64_t *chosen, float *p,
-                    uint8_t *unsure, int64_t n, int64_t v, int threads) {
+   each row's seed, sample, step and position, p its own; at 0 none of these is read or written. Returns how many rows are
+   unsure. */
+int64_t dlm_confidence(const float *logits, int64_t ld, int64_t mask, int keep, float temperature, const int64_t *seed,
+                       const int64_t *sample, const int64_t *step, const int64_t *position, int64_t *token, float *first,
+                       float *second, float *entropy, uint8_t *finite, int64_t *chosen, float *p, uint8_t *unsure, int64_t n,
+                       int64_t v, int threads) {
   PARALLEL(n) for (int64_t row = 0; row < n; row++) {
     const float *x = logits + row * ld;
     Top top = {-INFINITY, -INFINITY, 0, 0};
@@ -163,8 +158,12 @@ void dlm_confidence(const float *logits, int64_t ld, int64_t mask, int keep, flo
     finite[row] = !broken && top.best > -INFINITY;
     if (temperature > 0) {
       unsure[row] = 0, chosen[row] = top.token;
-      if (finite[row]) chosen[row] = dlm_draw(x, v, mask, top.best, top.token, temperature, addresses + 4 * row, unsure + row);
+      const uint32_t address[] = {(uint32_t)seed[row], (uint32_t)sample[row], (uint32_t)step[row], (uint32_t)position[row]};
+      if (finite[row]) chosen[row] = dlm_draw(x, v, mask, top.best, top.token, temperature, address, unsure + row);
       p[row] = share(x[chosen[row]], highest, temperature, mass);
     }
   }
+  int64_t found = 0;
+  for (int64_t row = 0; temperature > 0 && row < n; row++) found += unsure[row];
+  return found;
 }

@@ -71,7 +71,7 @@ TARGET static void tile(const float *a, const Panel *p, int64_t depth, int ahead
   for (int64_t at = 0; at < depth; at += 16) {
     const float *panel = p->here + at * PANEL;
     for (int64_t i = at; i < at + 16; i++) FETCH(p, i)
-    _tile_loadd(2, a + at, DEPTH / 2 * 4);
+    _tile_loadd(2, a + at, LINE * 4);
     _tile_loadd(3, panel, PANEL * 4);
     _tile_dpbf16ps(0, 2, 3);
     _tile_loadd(3, panel + W, PANEL * 4);

@@ -23,6 +23,8 @@
 
 typedef float vec __attribute__((vector_size(W * 4)));
 typedef int32_t ivec __attribute__((vector_size(W * 4)));
+typedef uint32_t uvec __attribute__((vector_size(W * 4)));
+typedef uint16_t halves_of_words __attribute__((vector_size(W * 2)));
 typedef vec loose __attribute__((aligned(4), may_alias)); /* anywhere in memory */
 
 #define LOAD(p) (*(const loose *)(p))
