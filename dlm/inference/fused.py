@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dlm.inference.layout import Layout
-from dlm.inference.memory import free_memory
 from dlm.kernels.c import native, structs
 from dlm.kernels.c.structs import Network, Product, Run
 from dlm.kernels.threads import threads_now
 from dlm.models.attention import Attention, RMSNorm
+from dlm.models.device import free_memory
 from dlm.models.int8 import Int8Linear
 from dlm.models.transformer import MLP, Layer, Transformer
 

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dlm.errors import UserError
 from dlm.models.config import ModelConfig
+from dlm.models.device import bytes_of, require_room
 from dlm.models.moe import MoE
 from dlm.models.transformer import Layer, Transformer
 
@@ -95,6 +96,7 @@ def parallelise(network: Transformer, mesh: DeviceMesh, device: torch.device) ->
             network.lm_head.register_forward_hook(share.side_by_side)
     network.kv_heads //= share.size
     network.group = share.group
+    require_room(bytes_of(network), device, f"process {share.rank}'s share of the layers")
     return network.to(device)
 
 
