@@ -12,7 +12,7 @@ import dlm
 from dlm.diffusion.unmask import RULES
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import infillings
-from dlm.kernels.c import native
+from dlm.kernels.c import binding
 from tests.refusals import refused
 
 from . import speculative
@@ -331,7 +331,7 @@ def test_too_many_pages_for_what_is_left(monkeypatch):
     refused("memory on cpu: .* it has not so much left. Lower num_pages \\(9\\)", dlm.Engine, tiny_lm(), num_pages=9)
 
 
-@pytest.mark.skipif(native.unavailable() is not None, reason="there is no C compiler")
+@pytest.mark.skipif(binding.unavailable() is not None, reason="there is no C compiler")
 @pytest.mark.parametrize("family", ["llada", "sdar"])
 def test_padding_changes_no_token_where_c_computes(family, monkeypatch):
     make = partial(tiny_lm, **KINDS[family])

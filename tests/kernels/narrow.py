@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from dlm.kernels.c import native
+from dlm.kernels.c import products
 from dlm.kernels.int8 import GROUP, int8_weight
 
 
@@ -16,13 +16,13 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return (steps.double() * scale.double()).flatten(1)[:, : x.shape[1]]
 
 
-def with_weights(w: torch.Tensor) -> tuple[native.Product, torch.Tensor]:
+def with_weights(w: torch.Tensor) -> tuple[products.Product, torch.Tensor]:
     """A product of int8 weights, and what they stand for."""
-    packed = int8_weight(w, native.panel_width())
-    made = native.int8_product(packed)
+    packed = int8_weight(w, products.panel_width())
+    made = products.int8_product(packed)
     made.kept = packed
     return made, packed.back(torch.float64)
 
 
-def product(w: torch.Tensor) -> native.Product:
+def product(w: torch.Tensor) -> products.Product:
     return with_weights(w)[0]
