@@ -38,8 +38,8 @@ DENOISER = {"hidden_size": 56, "num_hidden_layers": 2, "num_attention_heads": 2,
 CHANNELS, SHARE = 16, 1 / 2
 """Numbers a latent of four bytes; of a latent model's FLOPs those that train its autoencoder."""
 DISCRETE: dict[str, dict[str, Any]] = {
-    "ar": {"masking": "causal"},
     "judge": {"masking": "causal"},  # of another seed than any row: what samples are judged by
+    "ar": {"masking": "causal"},
     "masked": {"masking": "random"},
     "block": {"masking": "block", "block_length": 16},
 }
@@ -61,8 +61,13 @@ ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "times adaptive": ({}, {"times": "adaptive"}),
     "joint": ({}, {"stage": "joint", "encoder_gradient": 0.01, "anchor_weight": 0.1}),
 }
-CELLS = ["reconstruction", *DISCRETE, "text", *LATENT, "sudoku", "adapter", *ABLATIONS]
-ONCE = {"reconstruction", "judge", "text", "sudoku", "adapter", *ABLATIONS}
+AUTOENCODERS: dict[str, tuple[str | None, int, int, int]] = {
+    "reconstruction of bytes": (None, 128, 32, 450),
+    "reconstruction of pico's tokens": ("pico", 256, 96, 900),
+}
+"""A tokenizer (None: bytes), the width, numbers a latent of four tokens, and steps."""
+CELLS = [*AUTOENCODERS, *DISCRETE, "text", *LATENT, "sudoku", "adapter", *ABLATIONS]
+ONCE = {*AUTOENCODERS, "judge", "text", "sudoku", "adapter", *ABLATIONS}
 """Cells of one seed."""
 
 
@@ -86,7 +91,12 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add = words.add_argument
     add("--cells", nargs="+", choices=CELLS, default=CELLS, metavar="CELL", help=f"of {', '.join(CELLS)} (all)")
     add("--seeds", type=int, default=3, help="runs of each main cell (3); ablations have one")
-    add("--tflop", type=float, default=0.2, help="training FLOPs of a run, in 10^12 (0.2)")
+    add(
+        "--tflop",
+        type=float,
+        default=0.2,
+        help="training FLOPs of a run, in 10^12 (0.2: minutes for the whole, and hardly trained)",
+    )
     add("--text", help="a text file or folder in place of Python's standard library, as tinyshakespeare.txt")
     add("--out", type=Path, default=Path("runs/latent-benchmark"), help="where runs are kept")
     add("--results", type=Path, default=RESULTS, help="folder of the tables, JSON and plot")
@@ -123,8 +133,8 @@ def measured(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any
     import torch
 
     torch.set_num_threads(1)
-    if name == "reconstruction":
-        return reconstruction(options)
+    if name in AUTOENCODERS:
+        return reconstruction(name, options)
     if name == "text":
         return text(options)
     if name == "sudoku":
@@ -183,7 +193,8 @@ def _trained(config: Any, tflop: float) -> float:
     tokens = config.train.batch_size * LENGTH
     steps = _steps(probe.flops_a_token, tokens, tflop)
     section = config.train.model_copy(update={"steps": steps, "warmup_steps": min(50, steps // 10)})
-    train(config.model_copy(update={"train": section}))
+    if train(config.model_copy(update={"train": section})).stopped_by:
+        raise SystemExit("stopped: the same command goes on")
     return steps * probe.flops_a_token * tokens / 1e12
 
 
@@ -220,7 +231,7 @@ def _stage(out: Path, seed: int, options: argparse.Namespace, own: dict[str, Any
     return _config(out, seed, options, train=train, trainable={"kind": "latent", "own": own}, **sections)
 
 
-def _rows(options: argparse.Namespace, split: str, count: int) -> Any:
+def _rows(options: argparse.Namespace, split: str, count: int, tokenizer: str | None = None) -> Any:
     """Sequences of one split; of the held-out one the same for every cell."""
     import torch
 
@@ -229,9 +240,9 @@ def _rows(options: argparse.Namespace, split: str, count: int) -> Any:
     from dlm.data.tokenizer import load_tokenizer
     from dlm.training.validate import HeldOut
 
-    tokenizer = load_tokenizer(_tokenizer(options))
-    stream = build_stream(DataConfig.model_validate(_data(options)), tokenizer, LENGTH, split, 0, shorten=True)
-    return HeldOut(stream, count, 16, torch.as_tensor(tokenizer.token_bytes))
+    reader = load_tokenizer(tokenizer or _tokenizer(options))
+    stream = build_stream(DataConfig.model_validate(_data(options)), reader, LENGTH, split, 0, shorten=True)
+    return HeldOut(stream, count, 16, torch.as_tensor(reader.token_bytes))
 
 
 def cost(lm: "LM", options: argparse.Namespace) -> dict[str, Any]:
@@ -264,7 +275,9 @@ def sampled(lm: "LM", options: argparse.Namespace, steps: tuple[int, ...], **how
     found = []
     causal, blocks = lm.config.attention == "causal", lm.config.attention == "block_causal"
     for count in (WRITTEN,) if causal else [n for n in steps if not blocks or n >= WRITTEN // 16]:
-        kind = {"solver": "euler"} if lm.refuses else {"temperature": 1.0, **({} if causal else {"rule": "random"})}
+        kind: dict[str, Any] = (
+            {"solver": "euler"} if lm.refuses else {"temperature": 1.0, **({} if causal else {"rule": "random"})}
+        )
         if not lm.refuses and not causal and not blocks:
             kind["block_length"] = WRITTEN
         given: dict[str, Any] = {**kind, "steps": count, **how}
@@ -295,28 +308,31 @@ def text(options: argparse.Namespace) -> dict[str, Any]:
     return {"real": figures(judge, ours, real), "shuffled": figures(judge, shuffled, real)}
 
 
-def reconstruction(options: argparse.Namespace) -> dict[str, Any]:
-    """A larger autoencoder on bytes, alone: how many held-out tokens come back under noise."""
+def reconstruction(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A larger autoencoder, alone: how many held-out tokens come back under noise."""
     import torch
 
     from dlm.latent.trainable import reconstruction as right
     from dlm.training.loop import train
 
-    own = {"stage": "autoencoder", "channels": 32, "noise": 0.5, "token_dropout": 0.0, "latent_dropout": 0.05}
+    tokenizer, width, channels, steps = AUTOENCODERS[name]
+    own = {"stage": "autoencoder", "channels": channels, "noise": 0.5, "token_dropout": 0.0, "latent_dropout": 0.05}
     own["autoencoder"] = {
-        "hidden_size": 128,
-        "intermediate_size": 256,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
     }
-    out = options.out / "reconstruction-0" / "model"
-    steps = round(450 * min(1.0, options.tflop / 0.2))
+    out = options.out / f"{name.replace(' ', '-')}-0" / "model"
+    steps = round(steps * min(1.0, options.tflop / 0.2))
     plan = {"steps": steps, "batch_size": 16, "ema": 0.99, "schedule": "linear"}
-    train(_stage(out, 0, options, own, train=plan))
+    if train(_stage(out, 0, options, own, train=plan | ({"tokenizer": tokenizer} if tokenizer else {}))).stopped_by:
+        raise SystemExit("stopped: the same command goes on")
     import dlm
 
     network: Any = dlm.load(out).network
-    return {"steps": steps, **right(network, torch.cat([ids for ids, _ in _rows(options, "heldout", 256).batches]))}
+    rows = torch.cat([ids for ids, _ in _rows(options, "heldout", 256, tokenizer).batches])
+    return {"steps": steps, **right(network, rows)}
 
 
 def adapter(options: argparse.Namespace) -> dict[str, Any]:
@@ -333,10 +349,10 @@ def adapter(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def sudoku(options: argparse.Namespace) -> dict[str, Any]:
-    """Held-out puzzles in latent space, a latent a cell, givens clean; and masked diffusion with the same FLOPs."""
+    """Held-out puzzles in latent space, a latent a cell, givens clean; and masked diffusion: each with five times a cell's FLOPs."""
     from latent_sudoku import compared
 
-    return compared(options.out / "sudoku-0", options.tflop)
+    return compared(options.out / "sudoku-0", 5 * options.tflop)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,11 @@ def written(report: dict[str, Any], ablations: list[str], plot: Path | None) -> 
             lines.append(
                 f"| {label} | {runs[0]['parameters']:,} | {runs[0]['flops']:.3f} | {sign}{statistics.mean(bits):.3f} | {each} |"
             )
-    if runs := cells.get("reconstruction", []):
-        right = [f"{runs[0][f'right/{level}']:.2%} under {level} std" for level in ("0", "0.3", "1")]
-        lines += [
-            "",
-            f"Bytes that come back from a larger autoencoder after {runs[0]['steps']} steps, held out: {', '.join(right)}.",
-        ]
+    for name, runs in cells.items():
+        if name.startswith("reconstruction") and runs:
+            right = [f"{runs[0][f'right/{level}']:.2%} under {level} std" for level in ("0", "0.3", "1")]
+            text = f"{name.capitalize()}, held out, by a larger autoencoder after {runs[0]['steps']} steps: {', '.join(right)}."
+            lines += ["", text]
     lines += [
         "",
         "| samples of | steps | NFE | judge's bits a byte | entropy | distinct 4-grams | repetition | BrierLM | tokens/s |",

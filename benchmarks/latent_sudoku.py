@@ -34,17 +34,17 @@ def compared(folder: Path, tflop: float) -> dict[str, Any]:
     given = torch.as_tensor(puzzles.puzzles).long()
     truth = torch.as_tensor(puzzles.solutions).long()
     lm: Any = dlm.load(folder / "flow")
-    found = {"steps": {"latent": steps, "masked": masked}}
+    found: dict[str, Any] = {"steps": {"latent": steps, "masked": masked}}
     for count in (1, 8, 32):
         found[f"latent, {count} steps"] = _right(filled(lm, given, count), given, truth)
-    other = dlm.load(folder / "masked")
-    prompts = torch.where(given == 0, other.require_mask_id(), given).tolist()
-    for count in (1, 8, 45):
-        results = dlm.infill(other, prompts, rule="margin", steps=count)
-        grid = given.clone()
-        for row, result in enumerate(results):
-            grid[row, given[row] == 0] = torch.tensor(result.tokens)
-        found[f"masked, {count} steps"] = _right(grid, given, truth)
+    for name, other in {"masked": dlm.load(folder / "masked"), "bundled `sudoku`": dlm.load("sudoku")}.items():
+        prompts = torch.where(given == 0, other.require_mask_id(), given).tolist()
+        for count in (1, 8, 45):
+            results = dlm.infill(other, prompts, rule="margin", steps=count)
+            grid = given.clone()
+            for row, result in enumerate(results):
+                grid[row, given[row] == 0] = torch.tensor(result.tokens)
+            found[f"{name}, {count} steps"] = _right(grid, given, truth)
     return found
 
 
@@ -86,5 +86,7 @@ def _train(out: Path, tflop: float, steps: int | None, train: dict[str, Any] | N
     if steps is None:
         probe = Run(toml.check(TrainConfig, {**table, "train": {**section, "out": f"{out}/probe"}}, "sudoku"))
         steps = max(4, round(tflop * 1e12 / (probe.flops_a_token * BATCH * 81)))
-    run(toml.check(TrainConfig, {**table, "train": {**section, "out": str(out), "steps": steps}}, "sudoku"))
+    config = toml.check(TrainConfig, {**table, "train": {**section, "out": str(out), "steps": steps}}, "sudoku")
+    if run(config).stopped_by:
+        raise SystemExit("stopped: the same command goes on")
     return steps

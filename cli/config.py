@@ -9,11 +9,14 @@ from dlm.inference.readers import SAMPLER_READERS
 from dlm.reading import judged, unread
 from dlm.trace.config import TraceConfig
 
+SHARED = ("model", "draft", "sampler")
+"""Sections that a job inherits and may override."""
+
 # defer_build: validators are built at the first validation, which --help does not need.
 
 
 class JobConfig(BaseModel):
-    """[[job]]: one thing to decode. It inherits [model] and [sampler], and overrides what it names."""
+    """[[job]]: one thing to decode. It inherits [model], [draft] and [sampler], and overrides what it names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -26,6 +29,7 @@ class JobConfig(BaseModel):
         default=None, description="81 cells row by row; 0 or . is empty; spaces and lines are ignored."
     )
     model: ModelSection = Field(default=ModelSection(), description="This job's model; [model] when absent.")
+    draft: DraftSection = Field(default=DraftSection(), description="What drafts for this job; [draft] when absent.")
     sampler: SamplerConfig = Field(default=SamplerConfig(), description="This job's sampler; [sampler] when absent.")
     _place: str = PrivateAttr(default="")
 
@@ -96,7 +100,7 @@ class InferConfig(BaseModel):
         """Give every [[job]] the shared sections under its own."""
         if not isinstance(data, dict) or not isinstance(data.get("job"), (tuple, list)):
             return data
-        shared = {name: data[name] for name in ("model", "sampler") if isinstance(data.get(name), dict)}
+        shared = {name: data[name] for name in SHARED if isinstance(data.get(name), dict)}
         jobs = (_under(shared, job) if isinstance(job, dict) else job for job in data["job"])
         return {**data, "job": tuple(jobs)}
 
@@ -111,13 +115,10 @@ class InferConfig(BaseModel):
         for number, job in enumerate(self.job):
             if (problem := unread_of(job.sampler, self.sampler)) is not None:
                 raise ValueError(f"[job.{number}.sampler] {problem}")
-        if self.draft.model is None:
-            fields = SamplerConfig.model_fields
-            for name in ("draft_length", "verify"):
-                if any(getattr(sampler, name) != fields[name].default for sampler in samplers):
-                    raise ValueError(
-                        f"[sampler] {name} is only read with a draft: set model in [draft], or leave {name} out"
-                    )
+        drafts = any(part.draft.model is not None for part in (self, *self.job))
+        _read_by_a_draft(self.sampler, SamplerConfig(), drafts, "[sampler]")
+        for number, job in enumerate(self.job):
+            _read_by_a_draft(job.sampler, self.sampler, job.draft.model is not None, f"[job.{number}.sampler]")
         return self
 
 
@@ -135,6 +136,13 @@ def unread_of(sampler: SamplerConfig, shared: SamplerConfig) -> str | None:
     return unread(
         sampler, SAMPLER_READERS, (name for name in judged(sampler, SAMPLER_READERS) if name not in inherited)
     )
+
+
+def _read_by_a_draft(sampler: SamplerConfig, shared: SamplerConfig, drafts: bool, where: str) -> None:
+    """Refuse a draft's settings, other than those of `shared`, where nothing drafts."""
+    for name in ("draft_length", "verify"):
+        if not drafts and getattr(sampler, name) != getattr(shared, name):
+            raise ValueError(f"{where} {name} is only read with a draft: set model in [draft], or leave {name} out")
 
 
 def _under(shared: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:

@@ -58,10 +58,11 @@ def _work(config: InferConfig, options: Options) -> None:
     from .jobs import batches, collect, has_holes
 
     jobs = collect(config, options)
-    if config.draft.model is not None and all(map(has_holes, jobs)):
-        raise UserError(
-            f"[draft] model = {config.draft.model!r} continues texts, and all jobs fill holes: leave it out"
-        )
+    for job in jobs:
+        if job.draft.model is not None and has_holes(job) and (job.draft != config.draft or all(map(has_holes, jobs))):
+            raise UserError(
+                f"{job.place}: [draft] model = {job.draft.model!r} continues texts, and this fills holes: leave it out"
+            )
 
     from .decode import decode
     from .show import Printer, draft_of, lm_of, names_of, recording
@@ -74,7 +75,7 @@ def _work(config: InferConfig, options: Options) -> None:
     with Printer(config.output, output) as printer, recording(trace, names) as printer.store:
         for batch in batches(jobs, 1 if printer.shows_steps else config.batch_size):
             lm = lm_of(batch[0].model)
-            draft = None if has_holes(batch[0]) else draft_of(config.draft.model, lm)
+            draft = None if has_holes(batch[0]) else draft_of(batch[0].draft.model, lm)
             decode(lm, batch, printer, config.engine, draft=draft)
 
 

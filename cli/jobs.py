@@ -12,7 +12,7 @@ from typing import Any
 from dlm.config import check
 from dlm.errors import UserError
 
-from .config import InferConfig, JobConfig, unread_of
+from .config import SHARED, InferConfig, JobConfig, unread_of
 from .options import Options
 from .streams import standard_input, unicode
 
@@ -49,8 +49,8 @@ def name_of(number: int, config: InferConfig) -> str:
 
 
 def batches(jobs: Iterable[JobConfig], size: int) -> Iterator[list[JobConfig]]:
-    """Batches of at most `size` neighbouring jobs with the same model, sampler and kind."""
-    for _, alike in groupby(jobs, key=lambda job: (job.model, job.sampler, has_holes(job))):
+    """Batches of at most `size` neighbouring jobs with the same model, draft, sampler and kind."""
+    for _, alike in groupby(jobs, key=lambda job: (job.model, job.draft, job.sampler, has_holes(job))):
         run = list(alike)
         yield from (run[start : start + size] for start in range(0, len(run), size))
 
@@ -103,7 +103,7 @@ def _from(flag: str, config: InferConfig, options: Options) -> Iterable[tuple[Jo
 
 
 def _job(config: InferConfig, prompt: str) -> JobConfig:
-    return JobConfig(prompt=prompt, model=config.model, sampler=config.sampler)
+    return JobConfig(prompt=prompt, model=config.model, draft=config.draft, sampler=config.sampler)
 
 
 def _text(name: str) -> str:
@@ -118,10 +118,10 @@ def _text(name: str) -> str:
 
 
 def _lines(config: InferConfig, name: str) -> Iterator[tuple[JobConfig, str]]:
-    """One job a line: a string, or an object with the keys of [[job]]; its sampler is merged over the shared one."""
+    """One job a line: a string, or an object with the keys of [[job]]; its sections are merged over the shared ones."""
     shared = {
         name: {key: getattr(section, key) for key in section.model_fields_set}
-        for name, section in (("model", config.model), ("sampler", config.sampler))
+        for name, section in ((name, getattr(config, name)) for name in SHARED)
     }
     for number, line in enumerate(_text(name).split("\n"), start=1):
         where = f"{name} line {number}"

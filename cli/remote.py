@@ -16,7 +16,7 @@ from .streams import standard_input, to_json, unicode
 
 def decode_there(url: str, config: InferConfig, options: Options) -> None:
     """Send each job to the server at this address, or chat with it, and print the answers."""
-    for name in ("engine", "trace"):
+    for name in ("engine", "trace", "draft"):
         if (given := getattr(config, name).model_fields_set) and name in config.model_fields_set:
             raise UserError(f"[{name}] {sorted(given)[0]} is the server's own with --url: set it where dlm-serve runs")
     client = Client(url)

@@ -192,7 +192,7 @@ CASES = [
     case("draft", "lookup for a diffusion model", f"{LOAD} --draft.model ngram", "[draft] model: draft 'ngram' guesses what a causal model writes next", 'draft="self"'),
     case("draft", "an unknown name", f"{LOAD} --draft.model ngrm", "[draft] model: draft: no model 'ngrm'", 'did you mean "ngram"?'),
     case("draft", "a folder that is not there", f"{LOAD} --draft.model ./dflash", "no such folder"),
-    case("draft", "a draft for holes", "dlm-infer --model.name ./model --draft.model self --prompt 'a [MASK:2]'", "[draft] model = 'self' continues texts, and all jobs fill holes"),
+    case("draft", "a draft for holes", "dlm-infer --model.name ./model --draft.model self --prompt 'a [MASK:2]'", "[draft] model = 'self' continues texts, and this fills holes"),
     case("draft", "a diffusion model for itself", f"{LOAD} --draft.model ./model", "guesses what a causal model writes next"),
     case("draft", "too many guesses at itself", f"{LOAD} --draft.model self --sampler.draft_length 20", "draft_length = 20 is more than the 7 tokens"),
     case("draft", "rejection of its own guesses", f"{LOAD} --draft.model self --sampler.verify reject", 'verify = "reject" is not for draft = "self"'),

@@ -96,6 +96,13 @@ class DataConfig(BaseModel, frozen=True, extra="forbid"):
         description="Share of documents held out of training by hash, but at least one; few text files are cut into pieces "
         "for that. 0: none.",
     )
+    slips: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of training sequences with slips put in, tokens out of place and loops, without loss on them: a small "
+        "model learns to go on after its own.",
+    )
     cache: bool = Field(default=True, description="Keep tokenised documents in the cache folder (DLM_CACHE).")
     prefetch: int = Field(default=0, ge=0, description="Batches that a background thread prepares ahead; 0: none.")
 
@@ -122,6 +129,7 @@ READ_BY: dict[str, tuple[Source, ...]] = {
     **dict.fromkeys(("messages_field", "prompt_field", "response_field", "answers"), ("chat",)),
     "trace_model": ("traces",),
     **{name: ("stdlib",) for name in DataConfig.model_fields if name.startswith(("include_tests", "stdlib", "site_"))},
+    "slips": ("text", "jsonl", "chat", "stdlib", "tokens", "datasets"),
     **dict.fromkeys(("sudoku_pool", "sudoku_empty"), ("sudoku",)),
 }
 """Field -> the sources that read it; setting it elsewhere is a mistake."""

@@ -62,6 +62,10 @@ def prepare(
     """
     if config.source in ("traces", "tokens", "sudoku"):
         raise UserError(f'data.source = "{config.source}": there is no text to tokenise')
+    if config.slips:
+        raise UserError(
+            f"data.slips = {config.slips} is drawn anew as training reads: leave it out here, and set it there"
+        )
     folder = Path(out_folder)
     job = _Job(config, tokenizer, length, seed, shard_samples, max_samples)
     request = job.request()

@@ -43,6 +43,24 @@ def build_stream(
         raise UserError(f"length = {length}: a sequence has at least one token")
     if epochs is None and split == "heldout":
         epochs = 1
+    stream = _stream(config, tokenizer, length, split, seed, epochs, shorten)
+    if split == "train" and config.slips:
+        from dlm.data.slips import Slips
+
+        assert tokenizer is not None
+        return Slips(stream, config.slips, tokenizer.token_bytes.nonzero()[0], seed)
+    return stream
+
+
+def _stream(
+    config: DataConfig,
+    tokenizer: Tokenizer | None,
+    length: int,
+    split: str,
+    seed: int,
+    epochs: int | None,
+    shorten: bool,
+) -> "SampleStream":
     if config.source == "sudoku":
         return _sudoku(config, length, split, seed)
     if tokenizer is None:

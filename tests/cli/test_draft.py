@@ -27,6 +27,34 @@ def test_a_draft_changes_no_text(tmp_path, capsys):
     assert (drafted["target_nfe"], drafted["draft_nfe"]) == (drafted["nfe"], 0)
 
 
+def test_a_job_may_name_its_own_draft(tmp_path, capsys):
+    shape = {**FAMILIES["llama"], "vocab_size": 258, "eos_token_id": 257, "pad_token_id": 257}
+    tiny_lm(2, spread=0.5, tokenizer=byte_tokenizer(), **shape).save(tmp_path / "model")
+    config = tmp_path / "two.toml"
+    jobs = f"""
+        model.name = "{tmp_path}/model"
+        sampler.gen_length = 12
+        [[job]]
+        prompt = "abcabcabcab"
+        [[job]]
+        prompt = "abcabcabcab"
+        draft.model = "ngram"
+        sampler.draft_length = 4
+    """
+    config.write_text(jobs)
+    assert infer.main(["--config", str(config), "--json"]) == 0
+    plain, drafted = map(json.loads, capsys.readouterr().out.splitlines())
+    assert drafted["tokens"] == plain["tokens"]
+    assert "accepted" in drafted
+    assert "accepted" not in plain
+    config.write_text(jobs.replace('draft.model = "ngram"', ""))
+    assert infer.main(["--config", str(config)]) == 2
+    assert "[job.1.sampler] draft_length is only read with a draft" in capsys.readouterr().err
+    config.write_text(jobs.replace('"abcabcabcab"\n        draft', '"ab[MASK:2]"\n        draft'))
+    assert infer.main(["--config", str(config)]) == 2
+    assert "job 1: [draft] model = 'ngram' continues texts" in capsys.readouterr().err
+
+
 def test_refused_drafts_are_struck_through_until_the_next_step():
     canvas = Canvas(mask_id=9)
     row = {"request_ids": ["a"], "lengths": (4,), "nfe": 1}

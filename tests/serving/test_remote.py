@@ -50,6 +50,7 @@ def test_a_conversation(diffusion, command):
         (["--prompt", "a", "--model", "other"], "no model 'other' here"),
         (["--prompt", "a", "--engine.cache", "dual"], "is the server's own with --url"),
         (["--prompt", "a", "--trace"], "is the server's own with --url"),
+        (["--prompt", "a", "--draft.model", "self"], "is the server's own with --url"),
         (["--config", "quickstart"], "a Sudoku is solved where its model is"),
     ],
 )

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlm.errors import UserError
@@ -94,7 +95,7 @@ class Decoded(Trial):
         from dlm.inference.keywords import sampler_of
         from dlm.inference.recommended import recommended
 
-        given, masks = {"seed": self.setting.seed, **way.given}, self.masks(number)
+        given, masks = {**way.given, "seed": self.seed(number, way)}, self.masks(number)
         where = f'task "{self.task.label}" with decoding "{way.label}"'
         if self.infill:
             given = {name: value for name, value in given.items() if name not in ("gen_length", "stop")}
@@ -123,6 +124,11 @@ class Decoded(Trial):
             return "auto"
         plan = Plan(config=self.lm.config, block_length=given.get("block_length"), steps=None)
         return plan.whole_blocks(given["gen_length"])
+
+    def seed(self, number: int, way: DecodingSection) -> int:
+        """An item's own seed: with one for all, chance would be kind or unkind to all texts at the same places."""
+        whole = f"{way.given.get('seed', self.setting.seed)} {self.names[number]}"
+        return int.from_bytes(blake2b(whole.encode(), digest_size=7).digest())
 
     @staticmethod
     def _steps(masks: int, block: int | None, pace: int) -> int:

@@ -1,6 +1,7 @@
 """Held-out texts written on: how likely a judge finds what is written, how varied it is, and how often it loops."""
 
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,12 @@ SHOWN = 32
 """Tokens before a line of code that are shown; the line and what follows is to be written."""
 GRAM, MOST = 4, 3
 """A loop: a run of GRAM tokens more than MOST times."""
+SUMMED = {"nats", "judged_tokens", "bytes", "entropy"}
+SUMMED |= {"real_nats", "real_bytes", "real_entropy", "shuffled_nats", "shuffled_bytes"}
 
 
 class Perplexity(Decoded):
-    """Bits a byte of what a model writes, under a causal checkpoint; those of the real text stand beside them.
+    """Bits a byte of what a model writes, under a causal checkpoint; those of the real text, and of its tokens shuffled, stand beside them.
 
     Repetition lowers them, and noise raises the entropy: so loops and entropy stand beside them, too.
     """
@@ -57,8 +60,13 @@ class Perplexity(Decoded):
             self.lm.encode((line.line + line.suffix)[: 16 * self.task.gen_length])[: self.task.gen_length]
         )
 
+    def shuffled(self, number: int) -> str:
+        """That text with its tokens in another order: as varied as the real one, and no text."""
+        tokens = self.lm.encode(self.real(number))
+        return self.lm.decode(random.Random(f"{self.setting.seed} {self.names[number]}").sample(tokens, len(tokens)))
+
     def truth(self, number: int) -> Any:
-        return vars(self.lines[number]), self.judged_by
+        return vars(self.lines[number]), self.judged_by, "shuffled too"
 
     def judge(self, numbers: Sequence[int], answers: "Sequence[Sequence[Generation]]") -> list[Record]:
         from dlm.evaluation.score import score
@@ -66,7 +74,10 @@ class Perplexity(Decoded):
         shown = [self.lm.decode(self.prompts[number]) for number in numbers]
         texts = [several[0].text for several in answers]
         written = score(self.judging, list(zip(shown, texts, strict=True)))
-        real = score(self.judging, [(text, self.real(number)) for text, number in zip(shown, numbers, strict=True)])
+        reals = [self.real(number) for number in numbers]
+        real = score(self.judging, list(zip(shown, reals, strict=True)))
+        mixed = score(self.judging, list(zip(shown, map(self.shuffled, numbers), strict=True)))
+        tokens = [self.lm.encode(text) for text in reals]
         return [
             {
                 "item": self.names[number],
@@ -75,12 +86,18 @@ class Perplexity(Decoded):
                 "bytes": found.bytes,
                 "real_nats": true.nats,
                 "real_bytes": true.bytes,
+                "real_entropy": entropy(followed),
+                "real_loops": loops(followed),
+                "shuffled_nats": other.nats,
+                "shuffled_bytes": other.bytes,
                 "entropy": entropy(answer.tokens),
                 "loops": loops(answer.tokens),
                 "text": text,
                 **spent([answer]),
             }
-            for number, found, true, text, (answer, *_) in zip(numbers, written, real, texts, answers, strict=True)
+            for number, found, true, other, followed, text, (answer, *_) in zip(
+                numbers, written, real, mixed, tokens, texts, answers, strict=True
+            )
         ]
 
     def value(self, record: Record) -> float:
@@ -90,8 +107,8 @@ class Perplexity(Decoded):
         return float(record["bytes"])
 
     def summary(self, records: Sequence[Record]) -> dict[str, Any]:
-        names = ("nats", "judged_tokens", "bytes", "real_nats", "real_bytes")
-        nats, tokens, size, real_nats, real_size = (sum(record[name] for record in records) for name in names)
+        total = {name: sum(record[name] for record in records) for name in records[0] if name in SUMMED}
+        nats, tokens, size = total["nats"], total["judged_tokens"], total["bytes"]
         count, bits = len(records), nats / math.log(2) / max(1, size)
         off = [record["nats"] / math.log(2) - bits * record["bytes"] for record in records]  # of a ratio of two sums
         error = (sum(value**2 for value in off) * count / max(1, count - 1)) ** 0.5 / max(1, size)
@@ -99,9 +116,12 @@ class Perplexity(Decoded):
             "bits_per_byte": bits,
             "bits_error": error if count > 1 else None,
             "perplexity": math.exp(nats / max(1, tokens)),
-            "entropy": sum(record["entropy"] for record in records) / len(records),
+            "entropy": total["entropy"] / count,
             "loops": Rate.of(record["loops"] for record in records).to_dict(),
-            "real text": real_nats / math.log(2) / max(1, real_size),
+            "real text": total["real_nats"] / math.log(2) / max(1, total["real_bytes"]),
+            "its entropy": total["real_entropy"] / count,
+            "its loops": Rate.of(record["real_loops"] for record in records).to_dict(),
+            "shuffled": total["shuffled_nats"] / math.log(2) / max(1, total["shuffled_bytes"]),
             **effort(records),
         }
 

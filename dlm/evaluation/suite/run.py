@@ -125,7 +125,7 @@ class Evaluation:
 
     def _records_of(self, model: str, trial: Trial, way: DecodingSection) -> list[Record]:
         """A run's records: those of an earlier attempt, and the rest made now."""
-        key = {"model": self.about["models"][model], "seed": self.config.eval.seed}
+        key = {"model": self.about["models"][model], "seed of the items' seeds": self.config.eval.seed}
         key |= {"task": _facts(trial.task), "decoding": _facts(way), "engine": _engine(self.config)}
         run = blake2b(json.dumps(plain(key), sort_keys=True).encode(), digest_size=8).hexdigest()
         label, started = f"{model} · {trial.task.label} · {way.label}", time.perf_counter()

@@ -72,13 +72,23 @@ def test_figures_are_those_of_the_parts(tmp_path, monkeypatch):
         at = len("".join(text.splitlines(keepends=True)[: int(number) - 1]))
         prompt = lm.decode(lm.encode(text[:at])[-32:])
         shown.append((record, prompt, text[at : at + 12]))
-    written = dlm.generate(lm, [prompt for _, prompt, _ in shown], gen_length=12, temperature=1.0)
+    seeds = [int.from_bytes(blake2b(f"0 {record['item']}".encode(), digest_size=7).digest()) for record, *_ in shown]
+    written = [
+        dlm.generate(lm, [prompt], gen_length=12, temperature=1.0, seed=seed)[0]
+        for (_, prompt, _), seed in zip(shown, seeds, strict=True)
+    ]
     assert [record["text"] for record, *_ in shown] == [one.text for one in written]
     for which, found in (("bits_per_byte", [w.text for w in written]), ("real text", [real for *_, real in shown])):
         costs = dlm.score(judges[0], [(prompt, one) for (_, prompt, _), one in zip(shown, found, strict=True)])
         expected = sum(c.nats for c in costs) / math.log(2) / sum(c.bytes for c in costs)
         assert run["metrics"][which] == pytest.approx(expected)
-    assert run["metrics"]["loops"]["total"] == 5
+    assert run["metrics"]["loops"]["total"] == run["metrics"]["its loops"]["total"] == 5
+    followed = [lm.encode(real) for *_, real in shown]
+    assert run["metrics"]["its entropy"] == pytest.approx(np.mean([entropy(tokens) for tokens in followed]))
+    bits = {name: run["metrics"][name] for name in ("real text", "shuffled")}
+    assert bits["shuffled"] != bits["real text"]
+    sizes = [record["shuffled_bytes"] for record, *_ in shown]
+    assert sizes == [record["real_bytes"] for record, *_ in shown]
     nats, size = (np.array([record[name] for record, *_ in shown]) for name in ("nats", "bytes"))
     again = np.random.default_rng(0).integers(0, 5, (20000, 5))  # the error by bootstrap, which divides by n
     spread = (nats[again].sum(1) / np.log(2) / size[again].sum(1)).std() * (5 / 4) ** 0.5
