@@ -46,13 +46,13 @@ class Recording:
     """All of them."""
     blank: np.ndarray
     """What they are where there is only padding."""
+    sent: torch.cuda.Event | None
+    """The device has read the pinned bytes."""
     taps: Tensor | None = None
     """Outputs of the tapped layers, of all rows."""
     shapes: list[Tensor] = field(default_factory=list)
     """Results of the latest computation, one by one: their shapes and dtypes."""
     graph: tuple[Callable[[], None], Tensor] | None = None
-    sent: torch.cuda.Event | None = None
-    """The device has read the pinned bytes."""
 
     @classmethod
     def of(cls, bucket: Bucket, device: torch.device) -> "Recording":
@@ -64,13 +64,13 @@ class Recording:
         memory = {n: bytes_[places[n] : places[n] + a.nbytes].view(a.dtype).reshape(a.shape) for n, a in blank.items()}
         for name, values in blank.items():
             memory[name][...] = values
-        return cls(bucket, host, there, views(there, blank), memory, bytes_, bytes_.copy())
+        sent = torch.cuda.Event() if device.type == "cuda" else None
+        return cls(bucket, host, there, views(there, blank), memory, bytes_, bytes_.copy(), sent)
 
     def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Put a step's arrays into the device's memory, once it has read those of the step before."""
-        if self.sent is None:
-            self.sent = torch.cuda.Event()
-        self.sent.synchronize()
+        if self.sent is not None:
+            self.sent.synchronize()
         self.bytes_[:] = self.blank
         for name, memory in self.memory.items():
             given = arrays.get(name)
@@ -83,7 +83,8 @@ class Recording:
         rows = arrays["starts"]
         self.memory["starts"][len(rows) :] = rows[-1]
         self.there.copy_(self.host, non_blocking=True)
-        self.sent.record()
+        if self.sent is not None:
+            self.sent.record()
 
 
 class Graphs:
