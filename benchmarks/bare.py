@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlm.kernels.c import native
+from dlm.kernels.c.products import Product, linear, panels
 from dlm.models import LM
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
@@ -17,12 +17,12 @@ def by_ours() -> Multiply:
     """The C kernels' matrix product, with copies of the weights as it reads them fastest."""
 
     @cache
-    def product_of(weight: Tensor) -> tuple[native.Product, Tensor, Tensor]:
+    def product_of(weight: Tensor) -> tuple[Product, Tensor, Tensor]:
         rows = weight.detach().contiguous()
-        panels = native.panels(rows)
-        return native.Product(rows.data_ptr(), panels.data_ptr(), None, *rows.shape, rows.stride(0)), rows, panels
+        copied = panels(rows)
+        return Product(rows.data_ptr(), copied.data_ptr(), None, *rows.shape, rows.stride(0)), rows, copied
 
-    return lambda x, weight: native.linear(product_of(weight)[0], x)
+    return lambda x, weight: linear(product_of(weight)[0], x)
 
 
 @cache

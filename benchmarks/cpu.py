@@ -21,7 +21,7 @@ import torch
 from measuring import RESULTS, Job, in_turns, machine, parser, ratios, spread, write
 
 import dlm
-from dlm.kernels.c import native
+from dlm.kernels.c import binding, products
 from dlm.models import LM, ModelConfig, Transformer
 from dlm.models.quantise import quantise
 from dlm.models.subnormals import subnormals_as_zeros
@@ -55,9 +55,9 @@ def main() -> int:
     prompt = torch.randint(0, 1000, (options.prompt,), generator=torch.Generator().manual_seed(1)).tolist()
     rows = batch(lm, prompt, numbers, options.rounds) if options.batch else alone(lm, prompt, numbers, options)
     named = {key: str(value) for key, value in vars(options).items()}
-    kinds = {str(dtype).removeprefix("torch."): native.fastest(dtype) for dtype in (torch.bfloat16, torch.int8)}
+    kinds = {str(dtype).removeprefix("torch."): products.fastest(dtype) for dtype in (torch.bfloat16, torch.int8)}
     report = {
-        "machine": machine() | {"kernels": native.library()[1], "products": kinds},
+        "machine": machine() | {"kernels": binding.library()[1], "products": kinds},
         "options": named,
         "rows": rows,
     }
@@ -100,14 +100,14 @@ def alone(lm: LM, prompt: list[int], numbers: dict[str, int], options: Any) -> d
         return run
 
     jobs = {"fp32": ours(lm), "bf16": ours(half), "q8": ours(small), "drawn": ours(lm, temperature=0.7, seed=1)}
-    if native.multiplies("int16-dots"):
+    if products.multiplies("int16-dots"):
         jobs["bf16 int16"] = ours(narrowed(lm), kernels="c-int16")
     if options.peer_path:
         for name, which in (("theirs fp32", lm), ("theirs bf16", half)):
             jobs[name] = fast_dllm.jobs(options.peer_path, which, prompt, threshold=None, **numbers)["dual"]
     else:
         jobs["bf16 torch"] = ours(half, kernels="torch")
-        if native.multiplies("bf16-dots"):
+        if products.multiplies("bf16-dots"):
             jobs |= {
                 "bf16 dots": ours(narrowed(lm), kernels="c-dots"),
                 "bf16 widened": ours(narrowed(lm), kernels="c-widened"),

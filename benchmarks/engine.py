@@ -37,7 +37,7 @@ from measuring import (
 )
 
 import dlm
-from dlm.kernels.c import native
+from dlm.kernels.c import binding
 from dlm.models import LM
 from dlm.models.subnormals import subnormals_as_zeros
 
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         torch.cuda.set_sync_debug_mode(options.sync_debug)
     lm = roofline.make(options.shape, options.vocab, options.device)
     named = {key: value for key, value in vars(options).items() if key not in ("peer_path", "output")}
-    facts = machine(options.device) | {"kernels": native.unavailable() or native.library()[1]}
+    facts = machine(options.device) | {"kernels": binding.unavailable() or binding.library()[1]}
     part = floors if options.roofline else batch if options.batch is not None else caches
     report = {"machine": facts, "options": named, part.__name__: part(lm, options)}
     print(json.dumps(report, indent=1))
@@ -133,7 +133,7 @@ def batch(lm: LM, options: argparse.Namespace) -> dict[str, Any]:
     numbers = {"gen_length": options.gen, "block_length": options.block, "steps": options.steps, "cache": "dual"}
     later = options.steps // (options.gen // options.block) - 1  # forwards of a block after the one over everything
     lengths = [len(prompt) + options.gen for prompt in prompts]
-    multiply = bare.by_ours() if native.unavailable() is None else F.linear
+    multiply = bare.by_ours() if binding.unavailable() is None else F.linear
 
     def products(wholes: list[int], rows: int, times: int) -> None:
         for whole in wholes:

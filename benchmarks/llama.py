@@ -28,7 +28,7 @@ import torch
 from measuring import RESULTS, Job, in_turns, machine, parser, ratios, spread, write
 
 import dlm
-from dlm.kernels.c import native
+from dlm.kernels.c import binding
 from dlm.models import LM
 from dlm.models.gguf_weights import NAMES
 from dlm.models.subnormals import subnormals_as_zeros
@@ -58,7 +58,7 @@ def main() -> int:
         rows = compared(lm, files, prompt, options)
     version = subprocess.run([options.cli, "--version"], capture_output=True, text=True, check=False)
     facts = machine() | {
-        "kernels": native.library()[1],
+        "kernels": binding.library()[1],
         "llama.cpp": (version.stdout + version.stderr).splitlines()[:2],
     }
     named = {key: str(value) for key, value in vars(options).items() if key != "cli"}

@@ -23,7 +23,7 @@ from measuring import RESULTS, Job, in_turns, machine, parser, write
 
 import dlm
 from dlm.inference.fused import FrozenLayers, frozen_layers
-from dlm.kernels.c import native
+from dlm.kernels.c import binding, products
 from dlm.kernels.c.compiler import compiler, run
 from dlm.kernels.c.structs import Product
 from dlm.models.fingerprint import weights_state
@@ -63,7 +63,7 @@ def main() -> int:
     options = words.parse_args()
     torch.set_num_threads(1)
     peaks = _peaks(options.rounds)
-    report: dict[str, Any] = {"machine": machine() | {"kernels": native.library()[1]}, "peaks": peaks, "shapes": {}}
+    report: dict[str, Any] = {"machine": machine() | {"kernels": binding.library()[1]}, "peaks": peaks, "shapes": {}}
     for name in options.shape or cpu.SHAPES:
         report["shapes"][name] = _shape(name, {key: found["GFLOP/s"] for key, found in peaks.items()}, options.rounds)
     print(json.dumps(report, indent=1))
@@ -88,17 +88,17 @@ def _peaks(rounds: int) -> dict[str, dict[str, float]]:
         run([*compiler(), "-O2", "-fPIC", "-shared", str(Path(__file__).with_suffix(".c")), "-o", made], 60)
         library = ctypes.CDLL(made)
     found = {}
-    for name, (instruction, flag, products) in INSTRUCTIONS.items():
+    for name, (instruction, flag, summed) in INSTRUCTIONS.items():
         if flag in flags:
             seconds = best(lambda name=name: getattr(library, name)(ctypes.c_long(TIMES)), 4 * rounds)
             rate = 12 * TIMES / seconds / 1e9
-            found[name] = {"instruction": instruction, "G/s": round(rate, 2), "GFLOP/s": round(2 * products * rate)}
+            found[name] = {"instruction": instruction, "G/s": round(rate, 2), "GFLOP/s": round(2 * summed * rate)}
     return found
 
 
 def _shape(name: str, peaks: dict[str, float], rounds: int) -> dict[str, Any]:
     lm, length = cpu.model(cpu.SHAPES[name]), LENGTHS[name]
-    ways = {way: facts for way, facts in WAYS.items() if native.multiplies(facts[0])}
+    ways = {way: facts for way, facts in WAYS.items() if products.multiplies(facts[0])}
     prompt = torch.randint(0, 1000, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
     asked = {"gen_length": length, "block_length": BLOCK, "steps": length, "cache": "dual"}
     jobs: dict[str, Job] = {}
@@ -110,7 +110,7 @@ def _shape(name: str, peaks: dict[str, float], rounds: int) -> dict[str, Any]:
         assert found is not None
         frozen[way] = found
         for rows, times in ((BLOCK, 8), (PROMPT + length, 1)):
-            jobs[f"{way}, {rows}"] = partial(products, found, rows, times)
+            jobs[f"{way}, {rows}"] = partial(multiplied, found, rows, times)
     taken = {job: min(seconds) for job, seconds in in_turns(jobs, rounds)[0]["cpu"].items()}
     base = taken["fp32, decode"]
     return {way: _row(way, frozen[way], length, taken, peaks.get(USED[kind]), base) for way, (kind, _) in ways.items()}
@@ -145,10 +145,10 @@ def _matrices(frozen: FrozenLayers, rows: int) -> list[tuple[Product, int]]:
     return [*found, (frozen.head, BLOCK // 2)]
 
 
-def products(frozen: FrozenLayers, rows: int, times: int) -> None:
+def multiplied(frozen: FrozenLayers, rows: int, times: int) -> None:
     """Nothing but the products of forwards of so many rows."""
     for part, count in _matrices(frozen, rows) * times:
-        native.linear(part, _input(count, part.k))
+        products.linear(part, _input(count, part.k))
 
 
 def flops(frozen: FrozenLayers, rows: int) -> float:

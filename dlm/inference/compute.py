@@ -16,6 +16,7 @@ from dlm.kernels.paths import PATHS, Path, computing_with, find
 from dlm.models import fingerprint
 from dlm.models.lm import LM
 from dlm.models.packing import pack
+from dlm.models.transformer import Transformer
 
 
 class Compute:
@@ -25,9 +26,8 @@ class Compute:
         self.lm, self.deterministic = lm, config.deterministic
         self.path = find(config.kernels, lm.device, lm.dtype)
         self.transfers = Transfers(lm.device)
-        self.graphs: Graphs | None = None
-        if records_steps(lm, config, self.path):
-            self.graphs = Graphs(lm.network, self.path, self.deterministic, cuda_graphs())
+        self.records = records_steps(lm, config, self.path)
+        self.graphs = self.recorder(lm.network)
         self._freeze()
 
     def reload(self) -> None:
@@ -46,6 +46,10 @@ class Compute:
     def forward(self, layout: Layout) -> Forward:
         """The network over one layout."""
         return Forward(self.lm.network, layout, self.path, self.fused, self.deterministic)
+
+    def recorder(self, network: Transformer) -> Graphs | None:
+        """Records steps of a network, the model's or its draft's; None where none are recorded."""
+        return Graphs(network, self.path, self.deterministic, cuda_graphs()) if self.records else None
 
     def running(self) -> AbstractContextManager[None]:
         """Enter it around a step: kernels then take this path."""

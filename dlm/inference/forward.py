@@ -36,7 +36,7 @@ class Forward:
         self.travels = path.paged and layout.device.type == "cuda"
         """Whether the layout goes up with each step's tokens; elsewhere it keeps tensors of its own."""
         self.taps: Tensor | None = None
-        """Of the last call, (n, m, d): outputs of its tapped layers, of all rows."""
+        """Of the last step, (n, m, d): outputs of its tapped layers, of all rows."""
 
     def arrays(self, ids: np.ndarray, output_rows: np.ndarray) -> dict[str, np.ndarray]:
         """What `__call__` reads: `ids` are (n,), the layout's rows in order; `output_rows` are (w,), those whose states
@@ -50,21 +50,13 @@ class Forward:
             hidden = self.fused(self.layout, x["ids"], x["rows"], tapped)
             self.taps = self.fused.taps
             return hidden
-        taps: dict[int, Tensor] = {}
         if self.travels:
             attend, positions = attend_of(self.network, self.layout.pool, x, self.layout.most, self.layout.furthest)
         else:
             attend, positions = self.attend, self.layout.positions
         with products(self.deterministic):
-            hidden = self.network.hidden(
-                x["ids"],
-                positions,
-                attend=attend,
-                output_rows=None if tapped else x["rows"],
-                taps=taps if tapped else None,
-            )
-        self.taps = torch.stack([taps[number] for number in tapped], dim=1) if tapped else None
-        return hidden.index_select(0, x["rows"]) if tapped else hidden
+            hidden, self.taps = states_and_taps(self.network, x, positions, attend, tapped)
+        return hidden
 
     def head(self, hidden: Float[Tensor, "w d"]) -> Float[Tensor, "w v"]:
         """Logits of the states that the last call gave."""
@@ -79,6 +71,17 @@ class Forward:
         if not self.path.paged:
             return viewed_attend(layout)
         return PagedAttend(layout.pool, layout.rope, layout.slots, layout.spans)
+
+
+def states_and_taps(
+    network: Transformer, x: Mapping[str, Tensor], positions: Tensor, attend: Attend, tapped: tuple[int, ...]
+) -> tuple[Float[Tensor, "w d"], Float[Tensor, "n m d"] | None]:
+    """Final states of the rows that `x` names and, of all rows, the outputs of the tapped layers."""
+    if not tapped:
+        return network.hidden(x["ids"], positions, attend=attend, output_rows=x["rows"]), None
+    taps: dict[int, Tensor] = {}
+    hidden = network.hidden(x["ids"], positions, attend=attend, taps=taps)
+    return hidden.index_select(0, x["rows"]), torch.stack([taps[number] for number in tapped], dim=1)
 
 
 def attend_of(

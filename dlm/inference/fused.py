@@ -10,13 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dlm.inference.layout import Layout
-from dlm.inference.memory import free_memory
-from dlm.kernels.c import native, structs
+from dlm.kernels.c import products, structs
 from dlm.kernels.c.structs import Network, Product, Run
 from dlm.kernels.int8 import int16_weight
 from dlm.kernels.paths import UNITS
 from dlm.kernels.threads import threads_now
 from dlm.models.attention import Attention, RMSNorm
+from dlm.models.device import free_memory
 from dlm.models.int8 import Int8Linear
 from dlm.models.transformer import MLP, Layer, Transformer
 
@@ -39,7 +39,7 @@ class FrozenLayers:
         shared: "FrozenLayers | None" = None,
     ) -> None:
         dtype = network.embed.weight.dtype
-        self.kind = UNITS[unit] if unit is not None and dtype == torch.bfloat16 else native.fastest(dtype)
+        self.kind = UNITS[unit] if unit is not None and dtype == torch.bfloat16 else products.fastest(dtype)
         head: Any = network.embed if network.lm_head is None else network.lm_head
         copied = [x.weight.numel() for x in (head, *linears) if type(x) is not Int8Linear]
         size = dtype.itemsize * sum(copied)
@@ -85,19 +85,19 @@ class FrozenLayers:
         weight = linear.int8
         self.kept += [weight.panels, scales := weight.scales.float()]
         bias = None if bias is None else self._keep(bias.float())
-        return native.whole_product(replace(weight, scales=scales), bias)
+        return products.whole_product(replace(weight, scales=scales), bias)
 
     def _product(self, w: Tensor, bias: Tensor | None) -> Product:
         if self.kind == "int16-dots":
-            weight = int16_weight(w.detach(), native.panel_width())
+            weight = int16_weight(w.detach(), products.panel_width())
             self.kept += [weight.panels, weight.scales]
-            return native.whole_product(weight, None if bias is None else self._keep(bias.float()))
+            return products.whole_product(weight, None if bias is None else self._keep(bias.float()))
         kind = "bf16-dots" if self.kind == "bf16-tiles" and w.shape[1] % TILE else self.kind
-        words = native.words(w.detach())
-        panels = self._keep(native.panels(words)) if self.copies else None
+        words = products.words(w.detach())
+        panels = self._keep(products.panels(words)) if self.copies else None
         parts = self._keep(words), panels, None if bias is None else self._keep(bias.float())
         addresses = (None if x is None else x.data_ptr() for x in parts)
-        return Product(*addresses, *w.shape, words.stride(0), native.KINDS.index(kind))
+        return Product(*addresses, *w.shape, words.stride(0), products.KINDS.index(kind))
 
 
 TILE = 32
@@ -208,7 +208,7 @@ class FusedLayers:
         """Final hidden states of the `output_rows`, (w,) in ascending order."""
         network, table = self.network, self.frozen.table
         self.shape.threads = threads_now()
-        room = self._room_of(native.layers_room(self.shape, layout.rows, len(layout.spans)))
+        room = self._room_of(products.layers_room(self.shape, layout.rows, len(layout.spans)))
         if self.last is None or self.last[0] is not layout:
             self.last = layout, *_run(layout, room, self.projected)
         if network.positions is not None:
@@ -217,15 +217,15 @@ class FusedLayers:
         layers = self.shape, self.frozen.layers, self.last[1], self.frozen.norm
         if tapped:
             numbers, self.taps = torch.tensor(tapped), torch.empty(layout.rows, len(tapped), out.shape[1])
-            native.layers(*layers, table, ids, output_rows, out, numbers, self.taps)
+            products.layers(*layers, table, ids, output_rows, out, numbers, self.taps)
             self.taps = self.taps.to(network.embed.weight.dtype)
         else:
-            native.layers(*layers, table, ids, output_rows, out)
+            products.layers(*layers, table, ids, output_rows, out)
         return out
 
     def head(self, hidden: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
         """Logits, in float32."""
-        return native.linear(self.frozen.head, hidden.float(), self.room)
+        return products.linear(self.frozen.head, hidden.float(), self.room)
 
     def _room_of(self, floats: int) -> Tensor:
         """C's scratch memory. It grows and is kept: allocating it costs more than many steps compute."""

@@ -8,101 +8,25 @@ rows they have, unless the engine is deterministic.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dlm.inference.buckets import Bucket
 from dlm.inference.decide import Round
-from dlm.inference.forward import attend_of, products
+from dlm.inference.forward import attend_of, products, states_and_taps
 from dlm.inference.layout import Layout, lengthen_rope
-from dlm.inference.memory import RECORDED
 from dlm.inference.pages import PagePool
-from dlm.inference.recipe import Recipe
 from dlm.inference.transfers import packed, places_of, unpacked, views
 from dlm.kernels.paths import Path
 from dlm.models.transformer import Transformer
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """A computation -> what runs it again, and the tensor its result is in afterwards."""
-ROWS = RECORDED
-"""Steps of more rows than this keep a GPU busy longer than the host needs to launch them."""
-FEW = 64
-"""Up to so many rows a product costs what reading its weights costs: rows of the head are not counted more finely."""
-POSITIONS = 1024
-"""Page tables are sized for so many positions, or twice as many, and so on."""
 MOST = 256
 """Graphs that are kept, the latest used."""
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """The sizes of a step's arrays, rounded up, and what is decided in it."""
-
-    recipe: Recipe | None
-    """None: the step ends with hidden states."""
-    rows: int
-    spans: int
-    longest: int
-    """Rows of the largest span."""
-    pages: int
-    states: int
-    """Rows whose states are needed."""
-    asked: int = 0
-    requests: int = 0
-    columns: int = 0
-
-    @classmethod
-    def of(cls, layout: Layout, output_rows: np.ndarray, round_: Round | None) -> "Bucket | None":
-        """That of a step; None where it is too large for any."""
-        rows = rounded(layout.rows, 16)
-        if rows > ROWS:
-            return None
-        longest, positions = layout.most
-        size = layout.pool.page_size
-        pages = doubled(positions, max(POSITIONS, size)) // size
-        states = min(rows, doubled(len(output_rows), FEW))
-        sizes = rows, doubled(len(layout.parts)), doubled(longest, 16), pages, states
-        if round_ is None:
-            return cls(None, *sizes)
-        asked = states if round_.rows[0] is None else min(rows, doubled(len(round_.at), FEW))
-        return cls(round_.recipe, *sizes, asked, *map(doubled, round_.shape))
-
-    def blank(self) -> dict[str, np.ndarray]:
-        """Its arrays with nothing in them: what padding holds."""
-        n, b = self.rows, self.spans
-        found = {"ids": np.zeros(n, np.int64), "rows": np.zeros(self.states, np.int64)}
-        found |= {"positions": np.zeros(n, np.int64), "slots": np.full(n, -1)}
-        found |= {"starts": np.zeros(b + 1, np.int32), "visible": np.zeros(b, np.int32)}
-        found |= {"tables": np.zeros((b, self.pages), np.int32), "block_lengths": np.zeros(b, np.int32)}
-        if (recipe := self.recipe) is None:
-            return found
-        grid, listed = (self.requests, self.columns), np.zeros(self.asked, np.int64)
-        found |= {"at": np.full(self.asked, self.requests * self.columns)}  # past the grid's end: dropped
-        found |= {"masks": np.zeros(grid, bool), "quota": np.zeros(self.requests, np.int64)}
-        if recipe.cfg_scale > 0:
-            found |= {"rows0": listed, "rows1": listed}
-        if recipe.several:
-            found["front"] = np.zeros(grid, bool)
-        if recipe.draws:
-            found |= dict.fromkeys(("seed", "sample", "step", "position"), listed)
-        if recipe.revises:
-            found |= {"current": listed, "committed": listed.astype(bool), "times": listed}
-        return found
-
-
-def doubled(number: int, least: int = 1) -> int:
-    """The first of least, 2 least, 4 least … that is not smaller."""
-    while least < number:
-        least *= 2
-    return least
-
-
-def rounded(number: int, least: int) -> int:
-    """The same with the sizes half-way between: a third more than needed at most."""
-    high = doubled(number, least)
-    between = high * 3 // 4
-    return between if high > least and between >= number else high
 
 
 @dataclass(eq=False)
@@ -122,11 +46,13 @@ class Recording:
     """All of them."""
     blank: np.ndarray
     """What they are where there is only padding."""
+    sent: torch.cuda.Event | None
+    """The device has read the pinned bytes."""
+    taps: Tensor | None = None
+    """Outputs of the tapped layers, of all rows."""
     shapes: list[Tensor] = field(default_factory=list)
     """Results of the latest computation, one by one: their shapes and dtypes."""
     graph: tuple[Callable[[], None], Tensor] | None = None
-    sent: torch.cuda.Event | None = None
-    """The device has read the pinned bytes."""
 
     @classmethod
     def of(cls, bucket: Bucket, device: torch.device) -> "Recording":
@@ -138,13 +64,13 @@ class Recording:
         memory = {n: bytes_[places[n] : places[n] + a.nbytes].view(a.dtype).reshape(a.shape) for n, a in blank.items()}
         for name, values in blank.items():
             memory[name][...] = values
-        return cls(bucket, host, there, views(there, blank), memory, bytes_, bytes_.copy())
+        sent = torch.cuda.Event() if device.type == "cuda" else None
+        return cls(bucket, host, there, views(there, blank), memory, bytes_, bytes_.copy(), sent)
 
     def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Put a step's arrays into the device's memory, once it has read those of the step before."""
-        if self.sent is None:
-            self.sent = torch.cuda.Event()
-        self.sent.synchronize()
+        if self.sent is not None:
+            self.sent.synchronize()
         self.bytes_[:] = self.blank
         for name, memory in self.memory.items():
             given = arrays.get(name)
@@ -157,7 +83,8 @@ class Recording:
         rows = arrays["starts"]
         self.memory["starts"][len(rows) :] = rows[-1]
         self.there.copy_(self.host, non_blocking=True)
-        self.sent.record()
+        if self.sent is not None:
+            self.sent.record()
 
 
 class Graphs:
@@ -167,14 +94,24 @@ class Graphs:
         self.network, self.path, self.deterministic, self.capture = network, path, deterministic, capture
         self.recorded: dict[Bucket, Recording] = {}
         self.captures = self.replays = 0
+        self.taps: Tensor | None = None
+        """Of the last step, (n, m, d): outputs of its tapped layers, of all rows."""
         self._rope: object = None
 
     def run(
-        self, layout: Layout, ids: np.ndarray, output_rows: np.ndarray, rounds: Sequence[Round]
-    ) -> list[np.ndarray] | Tensor | None:
-        """What the step's only round is decided by or, where there are more, hidden states; None where no bucket fits."""
+        self,
+        layout: Layout,
+        ids: np.ndarray,
+        output_rows: np.ndarray,
+        rounds: Sequence[Round] = (),
+        tapped: tuple[int, ...] = (),
+        late: Sequence[tuple[Tensor, np.ndarray]] = (),
+    ) -> Callable[[], list[np.ndarray]] | Tensor | None:
+        """What reads what the step's only round is decided by or, where there are more, hidden states; None where no
+        bucket fits. `late` are tokens that only the device knows, and their rows: all tokens are then read last.
+        """
         only = rounds[0] if len(rounds) == 1 and rounds[0].repeatable else None
-        bucket = Bucket.of(layout, output_rows, only)
+        bucket = Bucket.of(layout, output_rows, only, tapped, bool(late))
         if bucket is None:
             return None
         self._keep_rope(layout)
@@ -182,9 +119,15 @@ class Graphs:
         given = {"ids": ids, "rows": output_rows, **layout.arrays}
         if only is not None:
             given |= only.arrays | {"at": only.owner * bucket.columns + only.column}
+        if late:
+            given["late"] = np.concatenate([rows for _, rows in late])
         recording.fill(given)
+        if late:
+            x, tokens = recording.x, torch.cat([tokens for tokens, _ in late])
+            x["ids"].index_copy_(0, x["late"][: len(tokens)], tokens)
         found = self._compute(recording, layout.pool)
-        return found[: len(output_rows)] if only is None else unpacked(found, recording.shapes)
+        self.taps = None if recording.taps is None else recording.taps[: layout.rows]
+        return found[: len(output_rows)] if only is None else partial(unpacked, found, recording.shapes)
 
     def clear(self) -> None:
         """Forget all recordings: what they read is no longer there."""
@@ -215,12 +158,14 @@ class Graphs:
         most = bucket.longest, bucket.pages * pool.page_size
         attend, positions = attend_of(network, pool, x, most, 0)
         with products(self.deterministic):
-            hidden = network.hidden(x["ids"], positions, attend=attend, output_rows=x["rows"])
+            hidden, recording.taps = states_and_taps(network, x, positions, attend, bucket.tapped)
             if (recipe := bucket.recipe) is None:
                 recording.shapes = [hidden]
                 return hidden
             logits = recipe.logits(network, network.head, hidden, x)
         found, _ = recipe.decide(logits, x, network.config.mask_token_id)
+        if bucket.late:
+            found = [*found, x["ids"]]
         recording.shapes = [torch.empty(y.shape, dtype=y.dtype, device="meta") for y in found]
         return packed(found)
 

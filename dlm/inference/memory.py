@@ -1,6 +1,5 @@
 """What an engine needs memory for, and how many pages its pool has: as given, or what free memory holds."""
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from dlm.errors import UserError
 from dlm.inference.config import EngineConfig
 from dlm.inference.plan import BLOCK_LENGTH
+from dlm.models.device import allocating, free_memory, whole_memory
 from dlm.models.lm import LM
 
 SHARE_ON_HOST = 0.25
@@ -98,16 +98,13 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 @contextmanager
 def fitting(plan: MemoryPlan, config: EngineConfig) -> Iterator[None]:
     """Raises UserError, which says what to lower, where there is no memory left for what is done inside."""
-    try:
+    pages = f"num_pages ({config.num_pages})" if config.num_pages else f"memory_fraction ({config.memory_fraction})"
+    lower = (
+        f"{plan}: it has not so much left. Lower {pages}, max_num_tokens ({config.max_num_tokens}) or "
+        f"max_num_requests ({config.max_num_requests}), or the weights' size (quantize)"
+    )
+    with allocating(lambda: lower):
         yield
-    except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
-            raise
-        pages = f"num_pages ({config.num_pages})" if config.num_pages else f"memory_fraction ({config.memory_fraction})"
-        raise UserError(
-            f"{plan}: it has not so much left. Lower {pages}, max_num_tokens ({config.max_num_tokens}) or "
-            f"max_num_requests ({config.max_num_requests}), or the weights' size (quantize)"
-        ) from error
 
 
 def page_count(lm: LM, config: EngineConfig, beside: int = 0, needed: int = 0) -> int:
@@ -148,18 +145,3 @@ def page_bytes(lm: LM, page_size: int) -> int:
     """Bytes of one page: keys and values of every layer."""
     c = lm.config
     return 2 * c.num_hidden_layers * page_size * lm.network.kv_heads * c.head_dim * lm.dtype.itemsize
-
-
-def whole_memory(device: torch.device) -> int:
-    """In bytes, whatever of it is in use."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def free_memory(device: torch.device) -> int:
-    """In bytes."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps of freed weights is free too
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

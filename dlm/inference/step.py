@@ -74,8 +74,9 @@ class Stepper:
         self.rows += len(ids)
         groups = rounds(questions, output_rows)
         hidden, x, late = None, None, _late(asked)
-        if not (tapped or late) and self.compute.graphs is not None:
-            hidden = self.compute.graphs.run(forward.layout, ids, output_rows, groups)
+        if (graphs := self.compute.graphs) is not None:
+            known = [(tokens, rows) for _, tokens, rows in late]
+            hidden, forward.taps = graphs.run(forward.layout, ids, output_rows, groups, tapped, known), graphs.taps
         if hidden is None:  # one copy up, and kernel after kernel
             more = {"late": np.concatenate([rows for *_, rows in late])} if late else {}
             x = self.compute.transfers.up(forward.arrays(ids, output_rows) | _arrays(groups) | more)
@@ -84,7 +85,13 @@ class Stepper:
             hidden = forward(x, tapped)
         for strategy, mine in strategies:
             strategy.observe(mine, forward)
-        found = [hidden] if isinstance(hidden, list) else self._decided(forward, hidden, groups, x, late)
+        if isinstance(hidden, Tensor):
+            found = self._decided(forward, hidden, groups, x, late)
+        else:
+            found = [hidden()]
+            tokens = found[0].pop() if late else ids
+            for seq, _, rows in late:
+                seq.strategy.learn(seq, tokens[rows])
         answers = dict(
             answer for group, arrays in zip(groups, found, strict=True) for answer in group.decisions(arrays)
         )

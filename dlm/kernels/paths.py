@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dlm.errors import UserError
-from dlm.kernels.c import native
+from dlm.kernels.c import binding, products
 from dlm.kernels.threads import threads_now
 
 Kernels = Literal["auto", "triton", "c", "torch", "c-widened", "c-dots", "c-tiles", "c-int16"]
@@ -49,14 +49,14 @@ def _no_c(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         kind = str(dtype).removeprefix("torch.")
         return f"the kernels in C compute in float32 and bfloat16 on a CPU, and the model is {kind} on {device}"
-    return native.unavailable()
+    return binding.unavailable()
 
 
 def _no_c_by(unit: str) -> Callable[[torch.device, torch.dtype], str | None]:
     def missing(device: torch.device, dtype: torch.dtype) -> str | None:
         if dtype == torch.float32:
             return "it multiplies bfloat16, and the model is float32"
-        if (why := _no_c(device, dtype)) is None and not native.multiplies(UNITS[unit]):
+        if (why := _no_c(device, dtype)) is None and not products.multiplies(UNITS[unit]):
             return f"this processor has no {NEEDS[unit]}, or the compiler does not know it"
         return why
 

@@ -2,17 +2,20 @@
 
 import os
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from dlm.errors import UserError
 from dlm.models.settings import settings_of
-from dlm.models.transformer import Transformer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+LOWER = "quantise them (quantize), use a smaller dtype, tensor_parallel over several devices, or another device"
+"""What makes weights fit."""
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -48,22 +51,46 @@ def stored_dtype(folder: Path) -> str:
     return name if name in DTYPES else "float32"
 
 
-def require_room(
-    network: Transformer,
-    device: torch.device,
-    source: str | Path,
-    fix: str = "use a smaller dtype, or tensor_parallel over several devices",
-) -> None:
-    """Raise UserError where the weights are larger than the device's whole memory; `fix` says what helps."""
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
+def whole_memory(device: torch.device) -> int:
+    """In bytes, whatever of it is in use."""
     if device.type == "cuda":
-        there = torch.cuda.get_device_properties(device).total_memory
-    elif "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_memory(device: torch.device) -> int:
+    """In bytes."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps of freed weights is free too
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def bytes_of(network: nn.Module) -> int:
+    """Of its weights and buffers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
+
+
+def require_room(needed: int, device: torch.device, source: str | Path, fix: str = LOWER) -> None:
+    """Raise UserError where weights of so many bytes do not fit: into what is free of a GPU, or into a CPU's whole memory,
+    of which nobody knows what others will give back. `fix` says what helps."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
         return
+    there, whole = (free_memory if device.type == "cuda" else whole_memory)(device), whole_memory(device)
     if needed > there:
+        free = f"{there / 2**30:,.1f} GiB free of " if device.type == "cuda" else ""
         raise UserError(
-            f"{source}: the weights take {needed / 2**30:,.1f} GiB, and {device} has {there / 2**30:,.1f} GiB in all; "
+            f"{source}: the weights take {needed / 2**30:,.1f} GiB, and {device} has {free}{whole / 2**30:,.1f} GiB in all; "
             f"{fix}"
         )
+
+
+@contextmanager
+def allocating(what_to_lower: Callable[[], str]) -> Iterator[None]:
+    """Raises a UserError of this message where there is no memory left for what is done inside."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise UserError(what_to_lower()) from error

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dlm.kernels.c import native
+from dlm.kernels.c import binding, products
 from dlm.kernels.int8 import WORD, WholeWeight, int8_weight
 from dlm.models.transformer import Transformer
 
@@ -27,7 +27,7 @@ class Int8Linear(nn.Module):
 
     def take(self, weight: Float[Tensor, "n k"]) -> "Int8Linear":
         """Round a weight and keep the result."""
-        found = int8_weight(weight.detach(), WIDTH if native.library()[0] is None else native.panel_width())
+        found = int8_weight(weight.detach(), WIDTH if binding.library()[0] is None else products.panel_width())
         self.panels.data, self.scales.data = found.panels, found.scales
         return self
 

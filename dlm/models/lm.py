@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dlm.errors import UserError
 from dlm.models.attention import AttentionSpec
 from dlm.models.config import ModelConfig
-from dlm.models.device import DTYPES, pick_device, pick_dtype
+from dlm.models.device import DTYPES, bytes_of, pick_device, pick_dtype, require_room
 from dlm.models.quantise import is_quantised
 from dlm.models.required import Model, require_lm
 from dlm.models.transformer import Transformer
@@ -149,6 +149,8 @@ class LM(Model):
             )
         if self.network.group is not None and where != self.device:
             raise UserError(f"model {self.name!r} is split over several processes, so its device stays")
+        if where != self.device:
+            require_room(bytes_of(self.network) * kind.itemsize // self.dtype.itemsize, where, f"model {self.name!r}")
         if where != self.device or kind != self.dtype:
             self.network.move(where, kind)
         return self

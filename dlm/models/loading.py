@@ -10,13 +10,22 @@ import torch
 from dlm.errors import UserError
 from dlm.models import adapters
 from dlm.models.config import ModelConfig
-from dlm.models.device import pick_device, pick_dtype
+from dlm.models.device import (
+    LOWER,
+    allocating,
+    free_memory,
+    pick_device,
+    pick_dtype,
+    require_room,
+    whole_memory,
+)
 from dlm.models.draft_config import is_draft
 from dlm.models.families import OTHERS, TOKENS, config_from_hub
 from dlm.models.finding import find
 from dlm.models.lm import LM
-from dlm.models.quantise import AFTER_MERGING, Quantisation, quantise, require
+from dlm.models.quantise import AFTER_MERGING, Quantisation, least_bytes, quantise, require
 from dlm.models.settings import first_id, generation_of, settings_of, source_of
+from dlm.models.shards import weight_files
 from dlm.models.subnormals import subnormals_as_zeros
 from dlm.models.transformer import Transformer
 from dlm.models.weights import read_network
@@ -80,7 +89,8 @@ def load(
                 f"{folder} is a {settings['model_type']} model: adapter, quantize and tensor_parallel are for Transformers"
             )
         kind = pick_dtype(dtype, settings, where)
-        return resolve_name(reader)(folder, settings, source, tokenizer, str(name), where, kind)
+        with allocating(lambda: _too_large(folder, where)):
+            return resolve_name(reader)(folder, settings, source, tokenizer, str(name), where, kind)
     ids = special_ids(generation, tokenizer, source.replace("config.json", "generation_config.json"))
     config = config_from_hub(settings, source, ids)
     if quantize:
@@ -88,20 +98,31 @@ def load(
     early, late = quantize == "q8" and adapter is None, quantize in AFTER_MERGING
     if late and adapter is not None and not merge:
         raise UserError(f"quantize = {quantize!r} rounds sums of weights and adapters: leave merge=False out")
-    if tensor_parallel > 1:
-        network = _split(config, folder, where, pick_dtype(dtype, settings, where), tensor_parallel)
-    else:
-        network = read_network(
-            config, folder, torch.device("cpu") if quantize else where, pick_dtype(dtype, settings, where), early
-        )
-    lm = LM(network.eval(), tokenizer, str(name), settings, generation)
-    if quantize and not late:
-        quantise(network, quantize, where)
-    if adapter is not None:
-        adapters.load(lm, find(adapter), merged=merge and (late or not quantize))
-    if quantize and late and not early:
-        quantise(network, quantize, where)
+    with allocating(lambda: _too_large(folder, where)):
+        if tensor_parallel > 1:
+            network = _split(config, folder, where, pick_dtype(dtype, settings, where), tensor_parallel)
+        else:
+            first = torch.device("cpu") if quantize else where
+            network = read_network(config, folder, first, pick_dtype(dtype, settings, where), early)
+        if quantize and where.type == "cuda":
+            require_room(least_bytes(network, quantize), where, f"{folder} as {quantize}")
+        lm = LM(network.eval(), tokenizer, str(name), settings, generation)
+        if quantize and not late:
+            quantise(network, quantize, where)
+        if adapter is not None:
+            adapters.load(lm, find(adapter), merged=merge and (late or not quantize))
+        if quantize and late and not early:
+            quantise(network, quantize, where)
     return lm
+
+
+def _too_large(folder: Path, device: torch.device) -> str:
+    """What to say where a device's memory was free and then was not, or what was read stood beside what it became."""
+    size = sum(file.stat().st_size for file in weight_files(folder))
+    return (
+        f"{folder}: {device} ran out of memory while {size / 2**30:,.1f} GiB of weights were read: "
+        f"{free_memory(device) / 2**30:,.1f} GiB of {whole_memory(device) / 2**30:,.1f} are left; {LOWER}"
+    )
 
 
 def _split(config: ModelConfig, folder: Path, device: torch.device, dtype: torch.dtype, size: int) -> Transformer:

@@ -1,6 +1,9 @@
 """Tensor and expert parallelism on one node: each process holds its share of every layer's heads, and of its experts."""
 
+import atexit
 import os
+import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,8 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dlm.errors import UserError
 from dlm.models.config import ModelConfig
+from dlm.models.device import bytes_of, require_room
 from dlm.models.moe import MoE
 from dlm.models.transformer import Layer, Transformer
+
+LAST_WORDS = 0.1
+"""Seconds that gloo's threads get to drop what they have sent."""
 
 
 def join(size: int, device: torch.device) -> tuple[DeviceMesh, torch.device]:
@@ -28,7 +35,27 @@ def join(size: int, device: torch.device) -> tuple[DeviceMesh, torch.device]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", dist.get_rank())))
         torch.cuda.set_device(device)
+    leave_at_exit()
     return init_device_mesh(device.type, (size,)), device
+
+
+def leave_at_exit() -> None:
+    """Have this process leave its groups before the interpreter ends, however often this is called."""
+    atexit.unregister(leave)
+    atexit.register(leave)
+
+
+def leave() -> None:
+    """Leave all process groups; after an error that nobody caught, without waiting for the others.
+
+    A thread of gloo's drops the tensors of a collective after those who wait for it have gone on, and needs the interpreter
+    for that: one that has begun to end aborts the process ("terminate called without an active exception"). Whoever refers
+    to a group keeps its threads alive, so they cannot be joined.
+    """
+    failed = hasattr(sys, "last_value")
+    if dist.is_initialized() and not (failed and dist.get_backend() == "nccl"):  # whose end waits for all processes
+        dist.destroy_process_group()
+    time.sleep(LAST_WORDS)
 
 
 def check_divisible(config: ModelConfig, size: int) -> None:
@@ -69,6 +96,7 @@ def parallelise(network: Transformer, mesh: DeviceMesh, device: torch.device) ->
             network.lm_head.register_forward_hook(share.side_by_side)
     network.kv_heads //= share.size
     network.group = share.group
+    require_room(bytes_of(network), device, f"process {share.rank}'s share of the layers")
     return network.to(device)
 
 

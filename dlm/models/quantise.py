@@ -10,6 +10,7 @@ from torch import nn
 from dlm.errors import UserError
 from dlm.models import int8, weight_only
 from dlm.models.config import ModelConfig
+from dlm.models.device import bytes_of
 from dlm.models.transformer import Transformer
 
 Quantisation = Literal["nf4", "int8", "q8", "torchao-fp8", "torchao-int8", "torchao-int4"]
@@ -55,6 +56,16 @@ def _int8(library: Any, linear: nn.Linear, double: bool) -> nn.Module:
     found.weight = library.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
     found.bias = linear.bias
     return found
+
+
+BITS = {"nf4": 4, "int8": 8, "torchao-fp8": 8, "torchao-int8": 8, "torchao-int4": 4}
+"""Of a weight, its share of a scale aside; q8 is not here, for it stays on a CPU."""
+
+
+def least_bytes(network: Transformer, kind: str) -> int:
+    """What the network takes, at least, once `quantise` has been there."""
+    linears = [m.weight for m in network.layers.modules() if type(m) is nn.Linear]
+    return bytes_of(network) - sum(w.numel() * (8 * w.element_size() - BITS[kind]) // 8 for w in linears)
 
 
 QUANTISED: dict[str, Callable[[Any, nn.Linear, bool], nn.Module]] = {"nf4": _nf4, "int8": _int8}

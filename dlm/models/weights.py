@@ -12,7 +12,7 @@ from dlm.data.gguf import is_gguf
 from dlm.errors import UserError
 from dlm.models import gguf_weights, int8
 from dlm.models.config import ModelConfig
-from dlm.models.device import require_room
+from dlm.models.device import bytes_of, require_room
 from dlm.models.families import FAMILIES
 from dlm.models.hub_tensors import HubTensor, Names, hub_layout
 from dlm.models.settings import source_of
@@ -49,7 +49,7 @@ def read_network(
     _check(layout, found, config, folder)
     rows = {name: shape[0] for name, shape in shapes.items() if shape}
     small = int8.replace(network) if rounded else {}
-    require_room(network, device, folder)
+    require_room(bytes_of(network), device, folder)
     _allocate(network, device)
     ours, written = network.state_dict(), dict.fromkeys(small, 0)
     for file in files:

@@ -1,6 +1,5 @@
 """One process or many: sets up DDP, FSDP2 or DeepSpeed as `accelerate launch` was told to."""
 
-import atexit
 import os
 import shutil
 import sys
@@ -21,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from dlm.errors import UserError
 from dlm.kernels.c.trained import no_halves
 from dlm.models.device import pick_device
+from dlm.models.parallel import leave_at_exit
 from dlm.training import folder
 from dlm.training.checkpoint import Group
 from dlm.training.config import TrainConfig
@@ -59,15 +59,8 @@ def start(config: TrainConfig) -> Accelerator:
         _prepare_deepspeed(a, config, class_of(config).layerwise)
     set_seed(t.seed)
     if a.num_processes > 1:
-        atexit.unregister(_leave)
-        atexit.register(_leave)
+        leave_at_exit()
     return a
-
-
-def _leave() -> None:
-    """Close the process group before the interpreter exits; else its threads may abort a process that exits first."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def _prepare_fsdp(a: Accelerator, layerwise: bool) -> None:

@@ -6,7 +6,7 @@ from dlm.data.tokenizer import Tokenizer, load_tokenizer
 from dlm.errors import UserError
 from dlm.inference.recommended import KEY as RECOMMENDED
 from dlm.models.converting import convert
-from dlm.models.device import require_room
+from dlm.models.device import bytes_of, require_room
 from dlm.models.finding import find_tokenizer
 from dlm.models.lm import LM
 from dlm.models.loading import load
@@ -60,7 +60,7 @@ def _new(config: TrainConfig) -> LM:
     known = {name: special[name] for name in special if getattr(shape, name) is None}
     shape = shape.model_validate({**shape.model_dump(), **known, "vocab_size": shape.vocab_size or size})
     with torch.device("meta"):
-        require_room(Transformer(shape), torch.device("cpu"), "[model]", "make the network smaller")
+        require_room(bytes_of(Transformer(shape)), torch.device("cpu"), "[model]", "make the network smaller")
     network = Transformer(shape)
     network.initialise(torch.Generator().manual_seed(t.seed))
     if network.config.mask_token_id is None:

@@ -14,7 +14,7 @@ import torch
 import dlm
 from dlm.inference.drafting.drafter import Guess, Plain, Wish
 from dlm.inference.drafting.making import Looked
-from dlm.kernels.c import native
+from dlm.kernels.c import binding
 from dlm.models.draft import Draft
 
 from .requests import FAMILIES, prompts
@@ -145,7 +145,7 @@ def run(seed: int, given: dlm.LM | None = None) -> str:
 
 def main(count: int, name: str | None = None) -> int:
     """So many crowds; how many went wrong."""
-    print(f"C kernels: {native.unavailable() or 'used'}")
+    print(f"C kernels: {binding.unavailable() or 'used'}")
     wrong, given = 0, None if name is None else dlm.load(name)
     for seed in range(count):
         fault = run(seed, given)

@@ -8,14 +8,14 @@ import torch
 import dlm
 from dlm.inference.compute import Compute
 from dlm.inference.config import EngineConfig
-from dlm.kernels.c import native
+from dlm.kernels.c import binding
 from dlm.kernels.paths import PATHS, UNITS
 from tests.refusals import refused
 
 from .test_fused import NETWORKS, logits, stirred
 from .tiny import tiny_lm
 
-pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+pytestmark = pytest.mark.skipif(binding.unavailable() is not None, reason=str(binding.unavailable()))
 
 
 def halved(seed: int, name: str) -> tuple[dlm.LM, dlm.LM]:

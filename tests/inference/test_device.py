@@ -12,7 +12,7 @@ import dlm
 from dlm.diffusion.unmask import RULES
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import infillings
-from dlm.kernels.c import native
+from dlm.kernels.c import binding
 from tests.refusals import refused
 
 from . import speculative
@@ -44,8 +44,12 @@ BUDGETS: dict[str, tuple[int, int, int]] = {
     "": (1, 1, 0),
     "credit": (1, 2, 50),  # what it remembers lies with the request, so it is decided launch by launch
     "mixed": (1, 2, 120),  # so are groups of several settings
-    "dflash": (1, 3, 0),  # up go what is drafted from, what is checked, and what becomes the draft's context
-    "diffusion": (1, 2, 0),
+    # Up go what is drafted from, how drafts are drawn, what is checked, what decides where that is not recorded, and what
+    # becomes the draft's context. Its head, its choice (most of it noise) and its context are launched one by one.
+    "dflash": (1, 5, 240),
+    "dflash alone": (1, 3, 40),
+    "dflash drawn": (1, 4, 240),
+    "diffusion": (1, 3, 0),
 }
 """The most that a step may do once its bucket is recorded; a name that is not here is held to the first line."""
 
@@ -207,6 +211,36 @@ def test_drafts_of_a_network(kind, verify, monkeypatch):
     assert all("transfers.py" in wait for step in gpu.steps for wait in step.waits)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_and_the_steps_that_check_them_are_recorded(temperature, count, monkeypatch):
+    def run(engine: dlm.Engine) -> Any:
+        results = engine.generate(speculative.small(count), gen_length=24, temperature=temperature, seed=3)
+        return [(result.tokens, result.accepted) for result in results]
+
+    found = []
+    for cuda_graphs in (None, False, True):
+        lm = speculative.target(0)
+        draft = speculative.draft_of("dflash", lm, 1, block_size=5)
+        if cuda_graphs is None:
+            found.append(run(dlm.Engine(lm, num_pages=80, kernels="torch", draft=draft)))
+            continue
+        with fake_gpu(monkeypatch, lm) as gpu:
+            gpu.move(draft)
+            engine = dlm.Engine(lm, num_pages=80, draft=draft, cuda_graphs=cuda_graphs, deterministic=True)
+            found.append(run(engine))
+    assert found[0] == found[1] == found[2] and any(max(accepted) > 1 for _, accepted in found[0])
+    of_target, of_draft = engine.batch.stepper.compute.graphs, engine.batch.drafter.graphs
+    for graphs in (of_target, of_draft):
+        assert 0 < graphs.captures <= len(graphs.recorded) <= 6 and graphs.replays > graphs.captures
+    both = [step for step in gpu.steps if step.replays == 2 and not step.captures]
+    waits, uploads, launches = BUDGETS["dflash drawn" if temperature else "dflash alone"]
+    print(len(gpu.steps), len(both), max(step.launches for step in both), max(step.uploads for step in both))
+    assert len(both) >= len(gpu.steps) / 2
+    for step in both:
+        assert len(step.waits) <= waits and step.uploads <= uploads and step.launches <= launches
+
+
 def test_the_target_sees_tokens_that_only_the_device_knows(monkeypatch):
     lm, given, settings = speculative.target(0), speculative.small(3), {"gen_length": 20}
     plain, drafter = speculative.plain(lm, given, **settings), speculative.told(lm, given, **settings)
@@ -297,7 +331,7 @@ def test_too_many_pages_for_what_is_left(monkeypatch):
     refused("memory on cpu: .* it has not so much left. Lower num_pages \\(9\\)", dlm.Engine, tiny_lm(), num_pages=9)
 
 
-@pytest.mark.skipif(native.unavailable() is not None, reason="there is no C compiler")
+@pytest.mark.skipif(binding.unavailable() is not None, reason="there is no C compiler")
 @pytest.mark.parametrize("family", ["llada", "sdar"])
 def test_padding_changes_no_token_where_c_computes(family, monkeypatch):
     make = partial(tiny_lm, **KINDS[family])

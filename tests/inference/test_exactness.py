@@ -9,7 +9,7 @@ import dlm
 from dlm.inference.config import SamplerConfig
 from dlm.inference.decoding import continuations, infillings
 from dlm.kernels import reference as reference_kernels
-from dlm.kernels.c import native
+from dlm.kernels.c import binding
 from dlm.kernels.paths import PATHS
 from tests.refusals import refused
 
@@ -62,7 +62,7 @@ def test_exact_with_several_blocks_open_is_uncached(family, block_length):
     assert [r.steps for r in plain] == [r.steps for r in cached]
 
 
-@pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+@pytest.mark.skipif(binding.unavailable() is not None, reason=str(binding.unavailable()))
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("experts", [False, True])
 def test_c_and_torch_give_the_same_tokens(family, experts):

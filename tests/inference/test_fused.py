@@ -10,7 +10,7 @@ from dlm.inference.config import EngineConfig, SamplerConfig
 from dlm.inference.decoding import continuations
 from dlm.inference.fused import FusedLayers
 from dlm.inference.layout import Layout
-from dlm.kernels.c import native
+from dlm.kernels.c import binding, products
 from dlm.models.fingerprint import weights_digest
 from dlm.trace.reader import TraceReader
 from tests.refusals import refused
@@ -19,7 +19,7 @@ from . import requests
 from .requests import FAMILIES, RULE, drive, prompts, tokens
 from .tiny import tiny_lm
 
-pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+pytestmark = pytest.mark.skipif(binding.unavailable() is not None, reason=str(binding.unavailable()))
 
 NETWORKS: dict[str, dict] = {
     **FAMILIES,
@@ -216,8 +216,8 @@ def test_reload_is_refused_while_a_request_is_under_way():
 
 def test_copies_are_made_once_for_the_same_weights(monkeypatch):
     lm, made = tiny_lm(1), []
-    original = native.panels
-    monkeypatch.setattr(native, "panels", lambda w: made.append(w.shape) or original(w))
+    original = products.panels
+    monkeypatch.setattr(products, "panels", lambda w: made.append(w.shape) or original(w))
     written(lm)
     first = len(made)
     assert first > 0
@@ -233,7 +233,7 @@ def test_where_memory_is_short_nothing_is_copied_and_nothing_changes(monkeypatch
     expected = written(lm)
     other = tiny_lm(1)
     monkeypatch.setattr("dlm.inference.fused.SHARE_OF_COPIES", 0.0)
-    monkeypatch.setattr(native, "panels", lambda w: pytest.fail("a copy"))
+    monkeypatch.setattr(products, "panels", lambda w: pytest.fail("a copy"))
     assert written(other) == expected
 
 

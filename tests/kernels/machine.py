@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dlm.kernels.c import native
+from dlm.kernels.c import binding
 
 MANY, FLOATS = 24, (ctypes.c_float,)
 
@@ -33,7 +33,7 @@ class Machine:
     def _call(self, name: str, arguments: tuple[Any, ...]) -> int:
         whole, real, pieces = [], 0.0, {}
         storages = _storages()
-        for kind, given in zip(native.SIGNATURES[name], arguments, strict=True):
+        for kind, given in zip(binding.SIGNATURES[name], arguments, strict=True):
             if kind in FLOATS:
                 real = float(given)
             elif isinstance(given, int):
@@ -59,7 +59,7 @@ class Machine:
         (result,) = struct.unpack("<q", self._read(8))
         for start, size in pieces.items():
             ctypes.memmove(start, self._read(size), size)
-        return ctypes.c_int32(result).value if native.RESULTS.get(name) is ctypes.c_int else result
+        return ctypes.c_int32(result).value if binding.RESULTS.get(name) is ctypes.c_int else result
 
     def _read(self, size: int) -> bytes:
         assert self.process.stdout is not None
@@ -82,7 +82,7 @@ def _follow(address: int, storages: list[tuple[int, int]], pieces: dict[int, int
 @contextmanager
 def running(compiler: str, emulator: list[str], folder: Path, flags: list[str]) -> Iterator[Machine]:
     """The kernels and machine.c compiled into `folder`, and run."""
-    sources = [str(path) for path in native.SOURCES if path.suffix == ".c"]
+    sources = [str(path) for path in binding.SOURCES if path.suffix == ".c"]
     program = folder / "machine"
     own = str(Path(__file__).with_name("machine.c"))
     command = [compiler, "-std=gnu11", "-O2", *flags, "-rdynamic", *sources, own, "-o", str(program), "-lm", "-ldl"]

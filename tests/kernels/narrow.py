@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from dlm.kernels.c import native
+from dlm.kernels.c import products
 from dlm.kernels.int8 import GROUP, int8_weight, int16_weight
 
 STEPS = {"int8": 127, "int16": 8191}
@@ -19,9 +19,9 @@ def rounded(x: torch.Tensor, kind: str) -> torch.Tensor:
     return (steps * scale.double()).flatten(1)[:, : x.shape[1]]
 
 
-def with_weights(w: torch.Tensor, kind: str) -> tuple[native.Product, torch.Tensor]:
+def with_weights(w: torch.Tensor, kind: str) -> tuple[products.Product, torch.Tensor]:
     """A product of that kind, and what its weights stand for."""
-    packed = (int16_weight if kind.startswith("int16") else int8_weight)(w, native.panel_width())
-    made = native.whole_product(packed)
-    made.kept, made.kind = packed, native.KINDS.index(kind)
+    packed = (int16_weight if kind.startswith("int16") else int8_weight)(w, products.panel_width())
+    made = products.whole_product(packed)
+    made.kept, made.kind = packed, products.KINDS.index(kind)
     return made, packed.back(torch.float64)

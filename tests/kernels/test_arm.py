@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 
-from dlm.kernels.c import native
+from dlm.kernels.c import binding, products
 from tests.inference.test_fused import logits, stirred
 from tests.kernels import machine
 from tests.kernels.test_draws import (  # noqa: F401 (collected here too, with this file's library)
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.skipif(
         not (shutil.which(COMPILER) and shutil.which(EMULATOR)), reason=f"{COMPILER} and {EMULATOR} are not installed"
     ),
-    pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable())),
+    pytest.mark.skipif(binding.unavailable() is not None, reason=str(binding.unavailable())),
 ]
 
 
@@ -49,7 +49,7 @@ def arm(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def build(arm, monkeypatch):
     """As in test_multiplies: this library in place of the machine's own."""
-    monkeypatch.setattr(native, "_library", lambda: arm)
+    monkeypatch.setattr(binding, "loaded", lambda: arm)
     torch.manual_seed(0)
     with torch.inference_mode():
         yield "ARM"
@@ -57,9 +57,9 @@ def build(arm, monkeypatch):
 
 def test_it_is_another_machine():
     assert (
-        native.panel_width() == 8
-        and not native.multiplies("bf16-dots")
-        and native.fastest(torch.bfloat16) == "bf16-widened"
+        products.panel_width() == 8
+        and not products.multiplies("bf16-dots")
+        and products.fastest(torch.bfloat16) == "bf16-widened"
     )
 
 

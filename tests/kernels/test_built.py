@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlm.kernels.c import built, compiler, native
+from dlm.kernels.c import binding, built, compiler
 from dlm.kernels.c.compiler import BuildError, Unfinished
 from dlm.kernels.paths import path_of
 from tests.refusals import refused
@@ -30,9 +30,9 @@ def cache(tmp_path, monkeypatch):
 def anew(monkeypatch):
     """The kernels are built at their first use in the test, and again after it."""
     monkeypatch.delenv("DLM_NATIVE", raising=False)
-    native.library.cache_clear()
+    binding.library.cache_clear()
     yield
-    native.library.cache_clear()
+    binding.library.cache_clear()
 
 
 @pytest.fixture
@@ -230,21 +230,21 @@ def test_a_broken_compiler_is_reported_once_and_torch_does_the_work(kind, cache,
     if kind.startswith("hangs"):
         monkeypatch.setattr(built, "VERSION_SECONDS", 120.0 if "compiles" in kind else 0.2)
         monkeypatch.setattr(built, "COMPILE_SECONDS", 0.2)
-    monkeypatch.setattr(native, "SOURCES", [tmp_path / "small.c"])
+    monkeypatch.setattr(binding, "SOURCES", [tmp_path / "small.c"])
     (tmp_path / "small.c").write_text(SOURCE)
-    assert native.unavailable() and native.unavailable()
+    assert binding.unavailable() and binding.unavailable()
     with torch.inference_mode():  # which C asks for
         assert path_of(torch.zeros(1)).name == "torch"
     assert len(caplog.messages) == 1
     assert says in caplog.messages[0] and "\n" not in caplog.messages[0]
     monkeypatch.setenv("DLM_NATIVE", "1")
-    refused("DLM_NATIVE = 1", native.unavailable)
+    refused("DLM_NATIVE = 1", binding.unavailable)
     assert not list(cache.glob("*"))
 
 
 def test_no_compiler_at_all_is_no_surprise(cache, anew, monkeypatch, caplog):
     monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
-    assert "install gcc or clang" in native.unavailable()
+    assert "install gcc or clang" in binding.unavailable()
     assert not caplog.messages
 
 

@@ -7,10 +7,10 @@ import torch
 from dlm.diffusion.choose import Address, choose
 from dlm.diffusion.rng import gumbel
 from dlm.kernels import reference
-from dlm.kernels.c import native
+from dlm.kernels.c import binding, native
 from tests.kernels.test_multiplies import build  # noqa: F401 (a fixture: every width of vectors)
 
-pytestmark = pytest.mark.skipif(native.library()[0] is None, reason=native.library()[1])
+pytestmark = pytest.mark.skipif(binding.library()[0] is None, reason=binding.library()[1])
 
 
 def addresses(n: int, seed: int) -> dict[str, torch.Tensor]:

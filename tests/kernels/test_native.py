@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from dlm.kernels import Spans, reference
-from dlm.kernels.c import native, structs
+from dlm.kernels.c import binding, native, products, structs
 from tests.kernels import draw, oracle
 
-pytestmark = pytest.mark.skipif(native.library()[0] is None, reason=native.library()[1])
+pytestmark = pytest.mark.skipif(binding.library()[0] is None, reason=binding.library()[1])
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_no_number_of_threads_changes_a_bit():
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             norm = native.rms_norm(x, torch.ones(70), 1e-5)[0]
-            linear, gated = native.linear(product(weight), x), native.gated(product(weight), product(weight), x)
+            linear, gated = products.linear(product(weight), x), products.gated(product(weight), product(weight), x)
             seen, p = native.paged_attention(*case.arguments), native.confidence(x, mask_id=3).p
             found.append((norm, linear, gated, seen, p))
     finally:
@@ -94,9 +94,9 @@ def test_norm_of_heads_that_are_cut_from_a_wider_product():
     np.testing.assert_allclose(found, oracle.rms_norm(qkv[:, 2:5], torch.ones(16), 1e-5), rtol=2e-6, atol=1e-6)
 
 
-def product(weight: torch.Tensor, bias=None, panels=None) -> native.Product:
+def product(weight: torch.Tensor, bias=None, panels=None) -> products.Product:
     addresses = [None if x is None else x.data_ptr() for x in (weight, panels, bias)]
-    return native.Product(*addresses, *weight.shape, weight.stride(0))
+    return products.Product(*addresses, *weight.shape, weight.stride(0))
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -104,7 +104,7 @@ def product(weight: torch.Tensor, bias=None, panels=None) -> native.Product:
 @pytest.mark.parametrize("width", [1, 32, 40, 150])
 def test_gated_products(width, inputs, biased):
     weights, x = torch.randn(2, width, inputs), torch.randn(30, inputs)
-    biases, panels = torch.randn(2, width), [native.panels(w) for w in weights]
+    biases, panels = torch.randn(2, width), [products.panels(w) for w in weights]
     x[1] *= 20  # far into both tails
     x[2, 0] = float("nan")
     added = biases.double() if biased else (0, 0)
@@ -112,9 +112,9 @@ def test_gated_products(width, inputs, biased):
     exact = gate / (1 + (-gate).exp()) * up
     for copies in ((None, None), panels, (panels[0], None), (None, panels[1])):
         parts = [product(*part) for part in zip(weights, biases if biased else (None, None), copies, strict=True)]
-        found = native.gated(*parts, x)
+        found = products.gated(*parts, x)
         torch.testing.assert_close(found.double(), exact, rtol=2e-3, atol=1e-3, equal_nan=True)
-        assert torch.equal(native.gated(*parts, x[5:6])[0], found[5])
+        assert torch.equal(products.gated(*parts, x[5:6])[0], found[5])
 
 
 @pytest.mark.parametrize("copied", [True, False])
@@ -122,22 +122,22 @@ def test_gated_products(width, inputs, biased):
 @pytest.mark.parametrize("outputs", [1, 31, 32, 33, 150])
 def test_linear(inputs, outputs, copied):
     weight, bias = torch.randn(outputs, inputs + 3)[:, :inputs], torch.randn(outputs)
-    panels = native.panels(weight) if copied else None
+    panels = products.panels(weight) if copied else None
     for chosen in (None, bias):
         whole, alone = product(weight, chosen, panels), []
         for rows in (1, 5, 12, 13, 32, 70):
             x = torch.randn(rows, inputs)
-            found = native.linear(whole, x)
+            found = products.linear(whole, x)
             exact = x.double() @ weight.double().T + (0 if chosen is None else chosen.double())
             torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-6 * inputs**0.5 * 4)
-            alone += [torch.equal(native.linear(whole, x[i : i + 1])[0], found[i]) for i in range(rows)]
+            alone += [torch.equal(products.linear(whole, x[i : i + 1])[0], found[i]) for i in range(rows)]
         assert all(alone)
 
 
 def test_a_copy_of_a_weight_gives_the_bits_of_the_weight():
     weight, x = torch.randn(150, 700), torch.randn(20, 700)
-    panels = native.panels(weight)
-    assert torch.equal(native.linear(product(weight), x), native.linear(product(weight, None, panels), x))
+    panels = products.panels(weight)
+    assert torch.equal(products.linear(product(weight), x), products.linear(product(weight, None, panels), x))
 
 
 @pytest.mark.parametrize("vocabulary", [15, 41, 1000, 4096])
@@ -194,27 +194,27 @@ def test_narrower_vectors_give_the_same_numbers(tmp_path, monkeypatch):
     x = draw.logits(2, 9, 1000, 3)
     expected = native.paged_attention(*case.arguments), native.confidence(x, mask_id=3).entropy
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    others = ["DEFAULT"] if torch.backends.cpu.get_cpu_capability() not in native.FLAGS else ["DEFAULT", "AVX2"]
+    others = ["DEFAULT"] if torch.backends.cpu.get_cpu_capability() not in binding.FLAGS else ["DEFAULT", "AVX2"]
     try:
         for capability in others:
-            native.library.cache_clear()
+            binding.library.cache_clear()
             monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
             found = native.paged_attention(*case.arguments), native.confidence(x, mask_id=3).entropy
-            assert capability in native.library()[1]
+            assert capability in binding.library()[1]
             for ours, other in zip(found, expected, strict=True):
                 torch.testing.assert_close(ours, other, rtol=1e-5, atol=2e-6)
         assert len(list((tmp_path / "dlm").glob("native-*.so"))) >= len(others)
     finally:
-        native.library.cache_clear()
+        binding.library.cache_clear()
 
 
 def test_one_thread_only_is_not_for_many(monkeypatch):
     monkeypatch.delenv("DLM_NATIVE", raising=False)
-    monkeypatch.setattr(native, "library", lambda: (object(), "cc, DEFAULT, one thread"))
+    monkeypatch.setattr(binding, "library", lambda: (object(), "cc, DEFAULT, one thread"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert "serve one thread, and torch uses 2" in native.unavailable()
+    assert "serve one thread, and torch uses 2" in binding.unavailable()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert native.unavailable() is None
+    assert binding.unavailable() is None
 
 
 @pytest.mark.parametrize("struct", structs.STRUCTS)
@@ -222,4 +222,4 @@ def test_a_struct_of_another_size_is_an_error(struct, monkeypatch):
     other = type(struct.__name__, (struct,), {"_fields_": [("more", ctypes.c_int64)]})
     monkeypatch.setattr(structs, "STRUCTS", tuple(other if x is struct else x for x in structs.STRUCTS))
     with pytest.raises(RuntimeError, match=f"{struct.__name__} takes .* bytes in C and .* in Python"):
-        structs.check_sizes(native.library()[0])
+        structs.check_sizes(binding.library()[0])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dlm.kernels import paths, threads
-from dlm.kernels.c import native
+from dlm.kernels.c import binding
 from dlm.kernels.threads import Watch
 
 
@@ -35,7 +35,7 @@ def test_cores_that_others_use_are_left_to_them(load, used, monkeypatch):
     Machine(monkeypatch, load)
     assert threads.threads_now() == used
     assert paths.described(torch.float16) == "4 threads"
-    if native.unavailable() is None:
+    if binding.unavailable() is None:
         assert paths.described().startswith("4 threads, k" if used == 4 else f"{used} of 4 threads, since other")
 
 
@@ -94,10 +94,10 @@ STACK_KIB = 128
 WORK = """
 import torch
 from dlm.kernels import Spans, reference
-from dlm.kernels.c import native
+from dlm.kernels.c import binding, native, products
 
 def product(w):
-    return native.Product(w.data_ptr(), None, None, *w.shape, w.stride(0))
+    return products.Product(w.data_ptr(), None, None, *w.shape, w.stride(0))
 
 def on_three_threads(kernel, *given):
     torch.set_num_threads(3)
@@ -116,15 +116,15 @@ with torch.inference_mode():
     page = pages[:, :, :1, :4].contiguous()
     on_three_threads(native.paged_attention, torch.ones(30000, 1, 4), page, page, many, None)
     weight, x = torch.randn(700, 1500), torch.randn(40, 1500)
-    found = on_three_threads(native.linear, product(weight), x)
+    found = on_three_threads(products.linear, product(weight), x)
     torch.testing.assert_close(found, x @ weight.T, rtol=0, atol=1e-3)
     small = product(weight[:, :512])
-    on_three_threads(native.gated, small, small, x[:, :512])
+    on_three_threads(products.gated, small, small, x[:, :512])
     on_three_threads(lambda x: native.confidence(x, mask_id=3), torch.randn(9, 50000))
 """
 
 
-@pytest.mark.skipif(native.library()[0] is None, reason=native.library()[1])
+@pytest.mark.skipif(binding.library()[0] is None, reason=binding.library()[1])
 @pytest.mark.skipif(sys.platform != "linux", reason="sets the stack of Linux's threads")
 def test_threads_with_little_stack_compute_all_shapes():
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_STACKSIZE": f"{STACK_KIB}k", "DLM_NATIVE": "1"}

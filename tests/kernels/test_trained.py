@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlm.kernels.c import native, trained
+from dlm.kernels.c import binding, trained
 from dlm.models.attention import rotate
 
-pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason="no kernels in C here")
+pytestmark = pytest.mark.skipif(binding.unavailable() is not None, reason="no kernels in C here")
 
 
 def same(ours, theirs, *inputs: torch.Tensor, within: float = 2e-6) -> None:

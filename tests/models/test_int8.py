@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dlm
-from dlm.kernels.c import native
+from dlm.kernels.c import binding, products
 from dlm.kernels.int8 import int8_weight, int16_weight
 from dlm.models import LM, ModelConfig, Transformer
 from dlm.models.int8 import Int8Linear, quantise
@@ -65,13 +65,13 @@ def test_rounded_while_it_is_read(tmp_path, tied, dtype, monkeypatch):
     assert len(layers) == 15 and isinstance(found.network.lm_head, Int8Linear)
 
 
-@pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+@pytest.mark.skipif(binding.unavailable() is not None, reason=str(binding.unavailable()))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_c_computes_what_torch_does(dtype, monkeypatch):
     lm = model()
     lm.network.to(dtype)
     quantise(lm.network)
-    monkeypatch.setattr(native, "fastest", lambda dtype: "int8-widened" if dtype == torch.int8 else "bf16-widened")
+    monkeypatch.setattr(products, "fastest", lambda dtype: "int8-widened" if dtype == torch.int8 else "bf16-widened")
     settings = {"gen_length": 32, "block_length": 16, "steps": 16, "cache": "dual", "keep": "tokens+confidence"}
     settings.pop("keep")
     found, other = (dlm.generate(lm, [list(range(20))], kernels=path, **settings)[0] for path in ("c", "torch"))

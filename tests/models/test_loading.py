@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dlm
-from dlm.models import finding, load
+from dlm.models import device, finding, load, loading
+from dlm.models import lm as lm_module
 from tests.refusals import refused
 
 from . import tiny
@@ -201,3 +202,87 @@ def test_straight_to_the_gpu(folder):
     with torch.no_grad():
         far, near = lm.network(ids.cuda()).cpu(), load(folder, device="cpu").network(ids)
     assert (far - near).abs().max() < 1e-4
+
+
+# ---- room
+
+
+@pytest.fixture
+def small_gpu(monkeypatch):
+    """A GPU by name, of 8 GiB; what is free of it can be set. Nothing can be put there."""
+
+    def free(number: int) -> None:
+        monkeypatch.setattr(device, "free_memory", lambda where: number)
+        monkeypatch.setattr(loading, "free_memory", lambda where: number)
+
+    for module in (device, loading):
+        monkeypatch.setattr(module, "whole_memory", lambda where: 8 * 2**30)
+    for module in (loading, lm_module):
+        monkeypatch.setattr(module, "pick_device", torch.device)
+    return free
+
+
+FIXES = r"quantise them \(quantize\), use a smaller dtype, tensor_parallel over several devices, or another device"
+
+
+def test_weights_that_do_not_fit_into_what_is_free_are_refused_before_they_are_read(folder, small_gpu, monkeypatch):
+    monkeypatch.setattr("dlm.models.weights._allocate", None)  # is not called
+    needed = sum(p.numel() * 2 for p in tiny.model("Dream").network.parameters())
+    small_gpu(needed - 1)
+    text = rf"the weights take 0.0 GiB, and cuda has 0.0 GiB free of 8.0 GiB in all; {FIXES}"
+    refused(text, load, folder, device="cuda", dtype="bfloat16")
+    small_gpu(needed)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        load(folder, device="cuda", dtype="bfloat16")
+
+
+def test_a_model_that_would_not_fit_is_not_moved(folder, small_gpu):
+    small_gpu(2**10)
+    lm = load(folder, device="cpu")
+    refused(f"model .* GiB free of 8.0 GiB in all; {FIXES}", lm.to, "cuda")
+    assert lm.device.type == "cpu"
+
+
+def test_quantised_weights_need_room_for_their_bits(folder, small_gpu, monkeypatch):
+    network = tiny.model("Dream").network
+    matrices = sum(m.weight.numel() for m in network.layers.modules() if type(m) is torch.nn.Linear)
+    needed = 2 * (sum(p.numel() for p in network.parameters()) - matrices) + matrices // 2
+    monkeypatch.setattr(loading, "require", lambda *_: None)
+    monkeypatch.setattr(loading, "quantise", lambda *_: None)
+    small_gpu(needed - 1)
+    refused(f"as nf4: the weights take .* GiB free of 8.0 GiB in all; {FIXES}", load, folder, **NF4)
+    small_gpu(needed)
+    load(folder, **NF4)
+
+
+NF4 = {"device": "cuda", "dtype": "bfloat16", "quantize": "nf4"}
+
+
+@pytest.mark.parametrize("place", ["weights._allocate", "loading.quantise"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_no_memory_while_reading_says_what_to_lower(place, error, folder, small_gpu, monkeypatch):
+    def none_left(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(f"dlm.models.{place}", none_left)
+    monkeypatch.setattr(loading, "require", lambda *_: None)
+    small_gpu(3 * 2**30)
+    given = NF4 if "quantise" in place else {"device": "cuda"}
+    text = rf"cuda ran out of memory while 0.0 GiB of weights were read: 3.0 GiB of 8.0 are left; {FIXES}"
+    refused(text, load, folder, **given)
+
+
+def test_other_errors_while_reading_stay_what_they_are(folder, monkeypatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError("a kernel is missing")
+
+    monkeypatch.setattr("dlm.models.weights._allocate", broken)
+    with pytest.raises(RuntimeError, match="a kernel is missing"):
+        load(folder, device="cpu")

@@ -21,8 +21,6 @@ results = engine.generate([[5, 6, 7], [8, 9]], gen_length=16, block_length=4, ru
 if torch.distributed.get_rank() == 0:
     shares = [p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in lm.network.layers.parameters()]
     print(json.dumps([[r.tokens for r in results], sum(shares), engine.batch.pool.k.shape[-2]]))
-torch.distributed.barrier()  # gloo may abort one that closes its connections after another has left
-torch.distributed.destroy_process_group()
 """
 
 BLOCKS = {"attention": "block_causal", "block_length": 4, "qk_norm": True}
@@ -76,3 +74,24 @@ def test_experts_are_shared_out_whole():
         4,
     )
     check_divisible(tiny_lm(moe=moe, intermediate_size=47).config, 2)  # no layer is dense
+
+
+ENDS = """
+import os, threading, time, torch
+from dlm.models import parallel
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+mesh, device = parallel.join(1, torch.device("cpu"))
+parallel.LAST_WORDS = 1
+def drop():  # as a thread of gloo's does, which would abort the process instead of giving up in silence
+    time.sleep(0.3)
+    os.write(1, b"dropped")
+threading.Thread(target=drop, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise KeyError('lost')"])
+def test_a_process_ends_after_its_threads_had_the_interpreter_and_with_its_own_error(tmp_path, end):
+    (tmp_path / "run.py").write_text(ENDS + end)
+    done = subprocess.run([sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "dropped" and done.returncode == bool(end), done.stderr
+    assert done.stderr.endswith("KeyError: 'lost'\n" if end else "")

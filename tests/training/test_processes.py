@@ -1,6 +1,7 @@
 """Two processes on the CPU, started by `accelerate launch` with the shipped files: the numbers of one, exactly resumed."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,25 @@ def test_two_processes_give_the_losses_of_one_and_resume_exactly(tmp_path, kind,
     parts = {f.name for f in (tmp_path / "stopped" / "checkpoints").glob("*/*.safetensors")}
     places = ("-0-of-2", "-1-of-2") if kind == "fsdp2" else ("",)  # data parallel: one process writes all
     assert parts == {f"{name}{place}.safetensors" for name in ("model", "optimizer") for place in places}
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_compiled_layers_give_the_losses_of_one(tmp_path):
+    if not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("torch.compile needs a C++ compiler")
+    options = {"train__steps": "3", "optim__hidden__algorithm": "adamw", "eval__sequences": "0"}
+    alone = train(config(tmp_path, "alone", **options))
+    (tmp_path / "straight.toml").write_text(to_toml(config(tmp_path, "straight", train__compile="true", **options)))
+    done = launch("fsdp2", "-m", "tests.training.compiled", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [r["loss"] for r in rows(tmp_path / "straight") if "loss" in r]
+    assert losses == pytest.approx(alone.losses, rel=1e-5) and losses[0] != losses[2]
+    graphs = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("graphs: ")]
+    # FSDP gathers a layer's weights before it and drops them after it, so that each layer has a graph of its own.
+    assert len(graphs) == 2 and min(graphs) >= 2
+    one, two = (dlm.load(tmp_path / name).network for name in ("alone", "straight"))
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

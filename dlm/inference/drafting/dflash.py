@@ -100,14 +100,19 @@ class DFlash(Plain):
         whole = self.draft.tokens is None
         frozen = freeze(self.body, shared.frozen if whole else None) if plain and shared is not None else None
         self.fused = None if frozen is None else FusedLayers(self.body, frozen, keep_tokens=False)
+        self.graphs = self.compute.recorder(self.body)
 
     def _run(
         self, layout: Layout, ids: np.ndarray, rows: np.ndarray, sizes: list[int], more: dict[str, np.ndarray]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Final states and logits of some rows, and `more` on the device."""
         forward = Forward(self.body, layout, self.compute.path, self.fused, deterministic=self.compute.deterministic)
-        x = self.transfers.up(forward.arrays(ids, rows) | more)
-        hidden = forward(x)
+        hidden = None if self.graphs is None else self.graphs.run(layout, ids, rows)
+        if isinstance(hidden, Tensor):
+            x = self.transfers.up(more) if more else {}
+        else:
+            x = self.transfers.up(forward.arrays(ids, rows) | more)
+            hidden = forward(x)
         return hidden, self.draft.scaled(forward.head(hidden)), x
 
     def _run_apart(

@@ -1,1 +1,1 @@
-"""The kernels in C: `native` binds them; `built` and `compiler` make and keep the library."""
+"""The kernels in C: `native` and `products` call them through `binding`; `built` and `compiler` make and keep the library."""

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dlm.kernels.c import native
+from dlm.kernels.c import binding
 from dlm.kernels.threads import threads_now
 
 CHUNK = 256
@@ -27,7 +27,7 @@ def takes(*tensors: Tensor) -> bool:
         torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and all(type(x) in PLAIN and x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
-        and native.unavailable() is None
+        and binding.unavailable() is None
     )
 
 
@@ -54,7 +54,7 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, weight = x.detach().contiguous().view(-1, x.shape[-1]), weight.detach().contiguous()
         out, scales = torch.empty(x.shape), torch.empty(len(rows))
-        native._call("dlm_norm", rows, weight, eps, out, scales, *rows.shape)
+        binding.call("dlm_norm", rows, weight, eps, out, scales, *rows.shape)
         ctx.save_for_backward(rows, weight, scales)
         return out
 
@@ -63,7 +63,7 @@ class _Norm(torch.autograd.Function):
         rows, weight, scales = ctx.saved_tensors
         slope = slopes[0].contiguous()
         dx, share = torch.empty(slope.shape), torch.zeros(-(-len(rows) // CHUNK), rows.shape[1])
-        native._call("dlm_norm_back", rows, weight, scales, slope, dx, share, *rows.shape)
+        binding.call("dlm_norm_back", rows, weight, scales, slope, dx, share, *rows.shape)
         return dx, share.sum(0), None
 
 
@@ -72,7 +72,7 @@ class _Gate(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.detach().contiguous(), up.detach().contiguous()
         out = torch.empty(gate.shape)
-        native._call("dlm_gate", gate, up, out, gate.numel())
+        binding.call("dlm_gate", gate, up, out, gate.numel())
         ctx.save_for_backward(gate, up)
         return out
 
@@ -80,7 +80,7 @@ class _Gate(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         dgate, dup = torch.empty(gate.shape), torch.empty(gate.shape)
-        native._call("dlm_gate_back", gate, up, slopes[0].contiguous(), dgate, dup, gate.numel())
+        binding.call("dlm_gate_back", gate, up, slopes[0].contiguous(), dgate, dup, gate.numel())
         return dgate, dup
 
 
@@ -101,7 +101,7 @@ class _Rotate(torch.autograd.Function):
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     b, l, h, e = x.shape
     x, out = x.contiguous(), torch.empty(x.shape)
-    native._call("dlm_rotate", x, h * e, cos, sin, out, b * l, h, e, cos.shape[1])
+    binding.call("dlm_rotate", x, h * e, cos, sin, out, b * l, h, e, cos.shape[1])
     return out
 
 
@@ -110,8 +110,8 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def no_halves() -> str | None:
     """Why products of halves cannot be had on this machine; None where they can."""
-    why = native.unavailable()
-    if why is None and not native._library().dlm_half_available():
+    why = binding.unavailable()
+    if why is None and not binding.loaded().dlm_half_available():
         return "this processor does not multiply numbers of half precision (avx512_fp16), or the compiler cannot say so"
     return why
 
@@ -119,7 +119,7 @@ def no_halves() -> str | None:
 def largest(x: Float[Tensor, "m k"]) -> float:
     """The largest absolute value."""
     x = x if x.stride(-1) == 1 else x.T
-    return native._library().dlm_largest(x.data_ptr(), *x.shape, x.stride(0))
+    return binding.loaded().dlm_largest(x.data_ptr(), *x.shape, x.stride(0))
 
 
 def half_product(
@@ -129,7 +129,7 @@ def half_product(
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
     (m, k), n, threads = a.shape, b.shape[1], threads_now()
     tops = tops or (largest(a), largest(b))
-    out, library = torch.empty(m, n), native._library()
+    out, library = torch.empty(m, n), binding.loaded()
     room = torch.empty(library.dlm_half_room(threads), dtype=torch.uint8)
     factors = a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride()
     library.dlm_half_product(*factors, out.data_ptr(), m, n, k, *tops, room.data_ptr(), threads)
