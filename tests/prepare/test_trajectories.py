@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 import dlm
@@ -71,6 +72,19 @@ def test_free_answers_are_what_generate_writes(folder):
         n = len(made[prompt].tokens)
         assert trace.tokens[PROMPT : PROMPT + n].tolist() == made[prompt].tokens
         assert trace.steps[PROMPT : PROMPT + n].tolist() == made[prompt].steps
+
+
+@pytest.mark.parametrize("length", ["4", "all"])
+def test_prompts_of_free_answers_begin_as_the_tokenizer_has_texts_begin(folder, length):
+    lm = text_lm(attention="bidirectional")
+    backend = lm.require_tokenizer().backend
+    end = [("<|endoftext|>", EOS)]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=end)
+    lm.save(folder / "model")
+    prepare(config(folder, trajectories__prompt_length=length, trajectories__length="40"))
+    shown = [[EOS, *lm.encode(text)[: int(length) if length != "all" else None]] for text in TEXTS]
+    found = traces(folder / "traces.db").values()
+    assert {tuple(t.tokens[: t.prompt_length].tolist()) for t in found} == set(map(tuple, shown))
 
 
 def forced_order(lm: dlm.LM, ids: list[int], start: int, threshold: float, size: int) -> list[int]:
