@@ -97,7 +97,7 @@ class Batch:
         """One forward for all requests whose turn it is, and what follows from it."""
         now = time.monotonic()
         for seq in [seq for seq in self.timed if seq.deadline is not None and seq.deadline < now]:
-            self.fail(seq, f"it was not finished within its deadline, {(seq.deadline or 0) - seq.times.queued:g} s")
+            self.fail(seq, f"it was not finished within its deadline, {round((seq.deadline or 0) - seq.times.queued, 9):g} s")
         if not self.scheduler.has_work:
             return
         with torch.inference_mode():
