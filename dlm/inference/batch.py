@@ -97,7 +97,8 @@ class Batch:
         """One forward for all requests whose turn it is, and what follows from it."""
         now = time.monotonic()
         for seq in [seq for seq in self.timed if seq.deadline is not None and seq.deadline < now]:
-            self.fail(seq, f"it was not finished within its deadline, {round((seq.deadline or 0) - seq.times.queued, 9):g} s")
+            given = round((seq.deadline or 0) - seq.times.queued, 9)  # seconds, without what adding up the clock cost
+            self.fail(seq, f"it was not finished within its deadline, {given:g} s")
         if not self.scheduler.has_work:
             return
         with torch.inference_mode():
