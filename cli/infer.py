@@ -58,8 +58,9 @@ def _work(config: InferConfig, options: Options) -> None:
     from .jobs import batches, collect, has_holes
 
     jobs = collect(config, options)
+    no_text = all(map(has_holes, jobs))
     for job in jobs:
-        if job.draft.model is not None and has_holes(job) and (job.draft != config.draft or all(map(has_holes, jobs))):
+        if job.draft.model is not None and has_holes(job) and (no_text or job.draft != config.draft):
             raise UserError(
                 f"{job.place}: [draft] model = {job.draft.model!r} continues texts, and this fills holes: leave it out"
             )

@@ -112,6 +112,10 @@ class Tokenizer:
         at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
         return whole[:at]
 
+    def begun(self, ids: list[int]) -> list[int]:
+        """The ids of a text that is to be continued, beginning as this tokenizer has texts begin."""
+        return ids if ids[: len(self.begin)] == self.begin else [*self.begin, *ids]
+
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of `text`; with `special`, names such as "[MASK]" inside it become their token. Adds no start or end.
 

@@ -59,5 +59,5 @@ def prompt_ids(lm: "LM", question: Question) -> list[int]:
     """The question's ids; as a user's turn where the model has a chat template of its own."""
     tokenizer, prompt = lm.require_tokenizer(), prompt_of(question)
     if tokenizer.chat_template == chat.PLAIN:
-        return tokenizer.encode(prompt, special=False)
-    return lm.encode(lm.chat([{"role": "user", "content": prompt}]))
+        return tokenizer.begun(tokenizer.encode(prompt, special=False))
+    return tokenizer.begun(lm.encode(lm.chat([{"role": "user", "content": prompt}])))

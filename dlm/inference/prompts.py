@@ -91,8 +91,7 @@ def continuation(lm: LM, prompt: str | list[int], gen_length: int, where: str, *
             if piece.hole:
                 raise _has_hole(where)
             ids += _encode(lm, piece, where)
-        if ids and ids[: len(begin := lm.require_tokenizer().begin)] != begin:
-            ids = [*begin, *ids]
+        ids = lm.require_tokenizer().begun(ids) if ids else ids
     else:
         ids = prompt
     _check_ids(lm, ids, where)

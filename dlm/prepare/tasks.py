@@ -82,9 +82,7 @@ class Tasks:
         return self._free(ids[:start] if "prompt_mask" in sample else self._begun(ids[:start]))
 
     def _begun(self, text: Int[ndarray, " p"]) -> Int[ndarray, " q"]:
-        """A text as the tokenizer has texts begin."""
-        begin = np.array(self.lm.require_tokenizer().begin, text.dtype)
-        return text if np.array_equal(text[: len(begin)], begin) else np.concatenate((begin, text))
+        return np.array(self.lm.require_tokenizer().begun(text.tolist()), text.dtype)
 
     def _free(self, prompt: Int[ndarray, " p"]) -> list[Task]:
         found = continuations(self.lm, [prompt.tolist()], self.config.sampler, **self._names(prompt))

@@ -111,10 +111,12 @@ def _add_tokens(app: FastAPI, server: Server) -> None:
         lm = server.lm
 
         def encode() -> list[int]:
-            if body.messages is None:
-                return lm.encode(body.prompt or "")
-            messages = [message.plain for message in body.messages]
-            return lm.encode(lm.require_tokenizer().apply_chat_template(messages, body.add_generation_prompt))
+            tokenizer, text = lm.require_tokenizer(), body.prompt or ""
+            if body.messages is not None:
+                messages = [message.plain for message in body.messages]
+                text = tokenizer.apply_chat_template(messages, body.add_generation_prompt)
+            ids = tokenizer.encode(text)
+            return tokenizer.begun(ids) if ids and body.add_special_tokens else ids
 
         ids = await _in_worker(server, encode)
         found = {"count": len(ids), "max_model_len": lm.config.context_length, "tokens": ids}

@@ -207,7 +207,9 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = Field(default=None, description="A text.")
     messages: list[Message] | None = Field(default=None, min_length=1, description="A conversation.")
-    add_special_tokens: bool = Field(default=False, description="Not read: no start and no end is ever added.")
+    add_special_tokens: bool = Field(
+        default=True, description="Begin as a prompt does, where the tokenizer has texts begin."
+    )
     add_generation_prompt: bool = Field(default=True, description="End a conversation where the answer begins.")
     return_token_strs: bool = Field(default=False, description="Tell each token's text, too.")
 

@@ -98,6 +98,16 @@ def test_a_chat_template_is_used_only_where_there_is_one():
     assert lm.decode(prompt_ids(lm, question)) == "<hi>"
 
 
+@pytest.mark.parametrize("template", [{}, {"chat_template": "<{{ messages[0]['content'] }}>"}])
+def test_a_question_begins_as_the_tokenizer_has_texts_begin(template):
+    lm = text_lm()
+    lm.tokenizer = byte_tokenizer()
+    lm.tokenizer.settings |= template
+    before = prompt_ids(lm, question := Question(question="hi", source="chat"))
+    lm.tokenizer.__dict__["begin"] = [7]
+    assert prompt_ids(lm, question) == [7, *before]
+
+
 def test_agreement_counts_positions_and_lengths():
     clock = Clock()
     settings = {"gen_length": 4, "block_length": 2}

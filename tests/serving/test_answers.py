@@ -84,6 +84,17 @@ def test_holes_of_a_stranger_are_text(diffusion):
     assert diffusion.text(chat, "/v1/chat/completions") == expected
 
 
+def test_tokens_are_those_that_a_prompt_has(causal, monkeypatch):
+    lm = causal.server.lm
+    monkeypatch.setitem(vars(lm.tokenizer), "begin", lm.encode("b"))
+    for body, ids in [({}, lm.encode("bac")), ({"add_special_tokens": False}, lm.encode("ac"))]:
+        answer = causal.post({"prompt": "ac", **body}, "/tokenize").json()
+        assert (answer["tokens"], answer["count"]) == (ids, len(ids))
+    for prompt in ("ac", lm.encode("bac")):
+        answer = causal.post({"prompt": prompt, "max_tokens": 4}).json()
+        assert answer["usage"]["prompt_tokens"] == 3
+
+
 def test_chats_are_what_generate_gives(diffusion):
     lm = diffusion.server.lm
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]

@@ -28,9 +28,9 @@ SUMMED |= {"real_nats", "real_bytes", "real_entropy", "shuffled_nats", "shuffled
 
 
 class Perplexity(Decoded):
-    """Bits a byte of what a model writes, under a causal checkpoint; those of the real text, and of its tokens shuffled, stand beside them.
+    """Bits a byte of what a model writes, under a causal checkpoint, beside those of the real text and of its tokens shuffled.
 
-    Repetition lowers them, and noise raises the entropy: so loops and entropy stand beside them, too.
+    Repetition lowers them, and noise raises the entropy: so loops and entropy stand beside them.
     """
 
     measure = "bits_per_byte"
@@ -48,8 +48,8 @@ class Perplexity(Decoded):
         self.judged_by = weights_digest(self.judging.network)
         self.lines = heldout_lines(heldout(task), setting.limit(task) or TEXTS, setting.seed)
         self.names = [line.name for line in self.lines]
-        begin = lm.require_tokenizer().begin
-        self.prompts = [[*begin, *lm.encode(line.prefix)[-SHOWN:]] for line in self.lines]
+        begun = lm.require_tokenizer().begun
+        self.prompts = [begun(lm.encode(line.prefix)[-SHOWN:]) for line in self.lines]
 
     def prompt(self, number: int) -> list[int]:
         return self.prompts[number]

@@ -175,7 +175,8 @@ class FromFile(Questions):
         return found[:limit]
 
     def prompt(self, number: int) -> list[int]:
-        return self.lm.require_tokenizer().encode(self.own.prompt(self.questions[number]), special=False)
+        tokenizer = self.lm.require_tokenizer()
+        return tokenizer.begun(tokenizer.encode(self.own.prompt(self.questions[number]), special=False))
 
     def truth(self, number: int) -> Any:
         return super().truth(number), data_digest(self.task.require("data"))  # its prompt and its grade are in the file

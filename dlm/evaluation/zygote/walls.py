@@ -137,7 +137,7 @@ def emptied(home: str) -> None:
 
 
 def drop() -> None:
-    """Become the second user; where there is none, give up all capabilities. Either way none is left."""
+    """Become the second user or, where there is none, stay who we are: without any capability in both cases."""
     try:
         os.setresgid(1, 1, 1)
         os.setresuid(1, 1, 1)

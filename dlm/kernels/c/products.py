@@ -1,4 +1,4 @@
-"""Products and whole layers in C: of weights as they lie, or copied into panels; float32, bfloat16, int8 or int16."""
+"""Matrix products, and whole layers, in C. Weights are float32, bfloat16, int8 or int16, and may be copied into panels."""
 
 import ctypes
 
