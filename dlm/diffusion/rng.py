@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     PATH = 14  # noise that a sampler adds on its way
     CONDITION = 15  # what a training step shows a latent model besides the noise: a prompt, its own last guess
     DECODER = 16  # noise and dropout in front of a latent model's decoder
+    SPAN = 17  # runs of tokens that a training sample loses together
 
 
 def _multiply(x: Int[Tensor, "..."], constant: int) -> tuple[Tensor, Tensor]:

@@ -190,9 +190,10 @@ class Batch:
     def _tell_settled(self, seq: Sequence) -> None:
         """What is new of a request that goes on; ends it where that completes a stop string."""
         stream, stop = seq.text, seq.decoding.stop
-        tokens = _until_stop(seq.settled(seq.canvas.start + len(stream.tokens)), stop)
-        if not tokens or (stream.tokens and stream.tokens[-1] in stop):
+        settled = seq.settled(seq.canvas.start + len(stream.tokens))
+        if not settled or (stream.tokens and stream.tokens[-1] in stop):
             return
+        tokens = _until_stop(settled, stop)
         if stream.completes(tokens) and not (seq.script is not None and seq.script.leads(seq.step)):
             self._finish(seq)
             return

@@ -53,7 +53,7 @@ class Bucket:
         sizes = rows, doubled(len(layout.parts)), doubled(longest, 16), pages, states
         if round_ is None:
             return cls(None, *sizes, tapped=tapped, late=late)
-        asked = states if round_.rows[0] is None else min(rows, doubled(len(round_.at), FEW))
+        asked = states if round_.states[0] is None else min(rows, doubled(len(round_.at), FEW))
         requests, columns = map(doubled, round_.shape)
         return cls(round_.recipe, *sizes, asked, requests, columns, tapped, late)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 GAP = -1
 """Stands in `columns` between positions that are no neighbours."""
+NOWHERE = np.zeros(0, np.int64)
 
 
 @dataclass(eq=False)
@@ -34,8 +35,7 @@ class OpenBlock:
         """The same positions, to index with."""
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What a step changes, over the columns of a canvas: (w,) each."""
 
     token: np.ndarray
@@ -78,6 +78,8 @@ class Canvas:
         self.start, self.end = given, given + request.gen_length
         """The first generated position, and one past the last (equal when infilling)."""
         self.open: list[OpenBlock] = []
+        self.first = self.last = 0
+        """The first position of the open blocks, and one past their last."""
         self.columns = np.zeros(0, np.int64)
         self.window: slice | np.ndarray = slice(0, 0)
         """The columns, to index with."""
@@ -94,16 +96,6 @@ class Canvas:
         return self.columns[self.columns != GAP].tolist()
 
     @property
-    def first(self) -> int:
-        """The first position of the open blocks."""
-        return int(self.columns[0])
-
-    @property
-    def last(self) -> int:
-        """One past the last position of the open blocks."""
-        return int(self.columns[-1]) + 1
-
-    @property
     def first_mask(self) -> int:
         """The first masked position; the capacity when there is none."""
         at = int(self.masked.argmax())
@@ -111,7 +103,8 @@ class Canvas:
 
     def open_masks(self) -> np.ndarray:
         """Which columns are masked, (w,)."""
-        return self.masked[self.window] & self.real
+        masks = self.masked[self.window]
+        return masks.copy() if isinstance(self.window, slice) else masks & self.real
 
     def unfinished(self) -> np.ndarray:
         """Which columns belong to a block that is not closed, (w,)."""
@@ -121,7 +114,7 @@ class Canvas:
 
     def open_block(self, block: "Block", step: int) -> bool:
         """Begin to denoise a block; whether the network is shown more positions than before."""
-        self.open.append(OpenBlock(np.asarray(block.positions, np.int64), block.steps, step))
+        self.open.append(OpenBlock(positions_of(block.positions), block.steps, step))
         self._lay_out()
         grows = block.length > self.length
         self.length = max(self.length, block.length)
@@ -139,29 +132,28 @@ class Canvas:
         With `post_edits` a block without masks stays open until a step changes nothing in it, so many steps at most.
         Returns the first position whose token was not final when the step's keys were computed.
         """
-        had_masks = [post_edits is not None and bool(self.masked[block.where].any()) for block in self.open]
-        first, columns, changed = self.first_mask, self.columns, decision.commit
-        committed = columns[changed]
-        edited = np.zeros(0, np.int64)
+        had_masks = [post_edits is not None and self._has_masks(block) for block in self.open]
+        first, columns, edited = self.first_mask, self.columns, NOWHERE
+        changed = decision.commit.nonzero()[0]
+        written = committed = columns[changed]
         if decision.edited is not None and decision.remasked is not None:
-            changed = changed | decision.edited
-            edited = columns[decision.edited]
+            changed = (decision.commit | decision.edited).nonzero()[0]
+            written, edited = columns[changed], columns[decision.edited]
             first = min([first, *columns[decision.edited | decision.remasked].tolist()])
         if decision.drafted is not None:  # keys of drafts that were kept are final
             waiting = columns[~(decision.commit & (decision.drafted == decision.token))]
             first = min([*waiting[self.masked[waiting]].tolist(), self.capacity])
-        self.tokens[committed if changed is decision.commit else columns[changed]] = decision.token[changed]
+        self.tokens[written] = decision.token[changed]
         self.when[committed] = step
         if self.confidence is not None and decision.confidence is not None:
-            self.confidence[columns[changed]] = decision.confidence[changed]
+            self.confidence[written] = decision.confidence[changed]
         self.masked[committed] = False
         if decision.remasked is not None:
             back = columns[decision.remasked]
             self.masked[back], self.remasks[back] = True, self.remasks[back] + 1
             self.tokens[back] = self.mask_id
         for block, masks in zip(self.open, had_masks, strict=True):
-            touched = bool(len(edited) and np.isin(block.positions, edited).any())
-            block.closed = block.closed or self._is_finished(block, masks, touched, post_edits)
+            block.closed = block.closed or self._is_finished(block, masks, edited, post_edits)
         return first
 
     def settled(self, start: int, until: int | None = None) -> Sized[int]:
@@ -185,23 +177,35 @@ class Canvas:
             tokens[self.columns[decision.remasked]] = self.mask_id
         return tokens
 
-    def _is_finished(self, block: OpenBlock, had_masks: bool, edited: bool, post_edits: int | None) -> bool:
-        if self.masked[block.where].any():
+    def _is_finished(self, block: OpenBlock, had_masks: bool, edited: np.ndarray, post_edits: int | None) -> bool:
+        if self._has_masks(block):
             return False
         if post_edits is not None:
             block.post_edits += not had_masks
-            return not (had_masks or edited) or block.post_edits >= post_edits
+            touched = had_masks or bool(np.isin(block.positions, edited).any())
+            return not touched or block.post_edits >= post_edits
         return True
 
+    def _has_masks(self, block: OpenBlock) -> bool:
+        return np.count_nonzero(self.masked[block.where]) > 0
+
     def _lay_out(self) -> None:
-        positions = self.open[0].positions
+        positions, window = self.open[0].positions, self.open[0].where
         if len(self.open) > 1:
             positions = np.sort(np.concatenate([block.positions for block in self.open]))
-        self.columns = positions
-        if positions[-1] - positions[0] >= len(positions):
+            window = run_of(positions)
+        if not isinstance(window, slice):
             gaps = np.flatnonzero(np.diff(positions) != 1) + 1
-            self.columns = np.insert(positions, gaps, GAP)
-        self.real, self.window = self.columns != GAP, run_of(self.columns)
+            window = positions = np.insert(positions, gaps, GAP)
+        self.columns, self.window, self.real = positions, window, positions != GAP
+        self.first, self.last = int(positions[0]), int(positions[-1]) + 1
+
+
+def positions_of(positions: Sized[int]) -> np.ndarray:
+    """As an array."""
+    if isinstance(positions, range):
+        return np.arange(positions.start, positions.stop, positions.step)
+    return np.asarray(positions, np.int64)
 
 
 def run_of(positions: np.ndarray) -> slice | np.ndarray:

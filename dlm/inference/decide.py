@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Sized
-from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,26 +17,31 @@ from dlm.inference.sequence import Sequence
 from dlm.models.transformer import Transformer
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """What a request asks of a forward."""
 
     sequence: Sequence
     asked: np.ndarray
     """Which of its columns: (c,)."""
-    rows: Sized[np.ndarray]
-    """The packed rows that predict these: (asked,) a branch."""
+    positions: Sized[int]
+    """Those that the forward runs of it, in ascending order."""
+    starts: Sized[int]
+    """The packed row of the first of them, in each branch that predicts the columns."""
 
 
-def rounds(questions: Iterable[Question], wanted: np.ndarray) -> "list[Round]":
+def rounds(questions: Iterable[Question]) -> "tuple[list[Round], np.ndarray]":
     """One round for all requests with the same rule and settings, in the order in which they were asked first.
 
-    The forward gives the states of the `wanted` rows, (w,) in ascending order.
+    And the packed rows whose states they need, (w,) in ascending order.
     """
     groups: dict[tuple, list[Question]] = {}
     for question in questions:
         groups.setdefault(question.sequence.kind, []).append(question)
-    return [Round(group, wanted) for group in groups.values()]
+    found = [Round(group) for group in groups.values()]
+    wanted = _union([rows for each in found for rows in each.rows])
+    for each in found:
+        each.states = [None if np.array_equal(rows, wanted) else np.searchsorted(wanted, rows) for rows in each.rows]
+    return found, wanted
 
 
 class Round:
@@ -45,7 +50,7 @@ class Round:
     `arrays` are what the device needs, `compute` is its part, and `decisions` are made of what it gave.
     """
 
-    def __init__(self, group: list[Question], wanted: np.ndarray) -> None:
+    def __init__(self, group: list[Question]) -> None:
         self.seqs = [question.sequence for question in group]
         keep = [seq for seq in self.seqs if seq.keep]
         several = any(len(seq.canvas.open) > 1 for seq in self.seqs)
@@ -56,7 +61,12 @@ class Round:
         self.asked = self._grid(self.parts)
         self.at = np.flatnonzero(self.asked)
         self.masks = self._grid([seq.canvas.open_masks() for seq in self.seqs])
-        self.rows = [_places([q.rows[branch] for q in group], wanted) for branch in range(len(group[0].rows))]
+        self.positions = self._grid([seq.canvas.columns for seq in self.seqs]).reshape(-1)[self.at]
+        """Of the asked columns."""
+        self.rows = self._rows(group)
+        """The packed rows that predict these, (n,) a branch."""
+        self.states: list[np.ndarray | None] = []
+        """Where these stand among the rows whose states are needed; None: they are just those."""
         self.signals: Signals | None = None
 
     @property
@@ -69,9 +79,9 @@ class Round:
     def arrays(self) -> dict[str, np.ndarray]:
         """What `Recipe` reads."""
         found = {"at": self.at, "masks": self.masks, "quota": self._quota()}
-        for branch, rows in enumerate(self.rows):
-            if rows is not None:
-                found[f"rows{branch}"] = rows
+        for branch, states in enumerate(self.states):
+            if states is not None:
+                found[f"rows{branch}"] = states
         if self.recipe.several:
             front = [np.isin(seq.canvas.columns, seq.canvas.open[0].positions) for seq in self.seqs]
             found["front"] = self._grid(front)
@@ -136,7 +146,7 @@ class Round:
                 mine = np.flatnonzero(self.owner == i)
                 tokens[self.column[mine]], values[self.column[mine]] = top[0][mine], top[1][mine]
                 facts["topk"] = tokens[:, : seq.topk], values[:, : seq.topk]
-            found.append(replace(decision, **facts))
+            found.append(decision._replace(**facts))
         return found
 
     @cached_property
@@ -159,15 +169,16 @@ class Round:
         return np.array(shares, np.int64)
 
     def _address(self) -> dict[str, np.ndarray]:
-        places = [seq.canvas.columns[part] for seq, part in zip(self.seqs, self.parts, strict=True)]
-        each = list(zip(self.seqs, places, strict=True))
-        found = {
-            "seed": [np.full(len(place), seq.request.seed, np.int64) for seq, place in each],
-            "sample": [np.full(len(place), seq.request.sample, np.int64) for seq, place in each],
-            "step": [seq.strategy.luck(seq, place) for seq, place in each],
-            "position": places,
+        requests = [seq.request for seq in self.seqs]
+        each = zip(
+            self.seqs, np.split(self.positions, np.searchsorted(self.owner, range(1, len(requests)))), strict=True
+        )
+        return {
+            "seed": np.array([request.seed for request in requests], np.int64)[self.owner],
+            "sample": np.array([request.sample for request in requests], np.int64)[self.owner],
+            "step": np.concatenate([seq.strategy.luck(seq, positions) for seq, positions in each]),
+            "position": self.positions,
         }
-        return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in found.items()}
 
     def _listed(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Of arrays over each canvas, the entries at the asked columns: (n,)."""
@@ -175,10 +186,25 @@ class Round:
             [array[seq.canvas.columns[part]] for seq, array, part in zip(self.seqs, arrays, self.parts, strict=True)]
         )
 
+    def _rows(self, group: list[Question]) -> list[np.ndarray]:
+        at, shift = self.positions, self.seqs[0].shift
+        if shift:
+            at = np.maximum(at - shift, 0)
+        firsts = np.array([question.positions[0] for question in group])
+        place = at - firsts[self.owner]
+        for i, question in enumerate(group):
+            if not isinstance(question.positions, range):
+                mine = self.owner == i
+                place[mine] = np.searchsorted(question.positions, at[mine])
+        starts = np.array([question.starts for question in group])
+        return [place + branch[self.owner] for branch in starts.T]
+
     def _grid(self, parts: list[np.ndarray]) -> np.ndarray:
         if len(parts) == 1:
             return parts[0][None]
-        grid = np.zeros(self.shape, bool)
+        if all(len(part) == self.shape[1] for part in parts):
+            return np.concatenate(parts).reshape(self.shape)
+        grid = np.zeros(self.shape, parts[0].dtype)
         for row, part in zip(grid, parts, strict=True):
             row[: len(part)] = part
         return grid
@@ -220,7 +246,9 @@ def _recipe(kind: tuple, several: bool, confident: bool, topk: int) -> tuple[Rec
     return Recipe(rule=rule, **drawn, edit_threshold=edit_threshold, remask_threshold=remask_threshold, **facts), judged
 
 
-def _places(parts: list[np.ndarray], wanted: np.ndarray) -> np.ndarray | None:
-    """Where these rows stand among the wanted ones; None where they are just those."""
-    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return None if rows is wanted or np.array_equal(rows, wanted) else np.searchsorted(wanted, rows)
+def _union(rows: list[np.ndarray]) -> np.ndarray:
+    """All rows once, ascending. Never empty: a forward needs at least one row."""
+    together = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    if not (together[1:] > together[:-1]).all():
+        together = np.unique(together)
+    return together if len(together) else np.zeros(1, np.int64)

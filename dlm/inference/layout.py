@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from dlm.inference.canvas import positions_of
 from dlm.inference.pages import PagePool
 from dlm.inference.scheduler import Scheduled
 from dlm.kernels.spans import Spans
@@ -70,7 +71,7 @@ def parts_of(item: Scheduled, pool: PagePool, attention_block: int | Literal["ow
     key = pool, seq.pages.version, span, block
     if seq.pages.laid is not None and seq.pages.laid[0] == key:
         return seq.pages.laid[1]
-    at, size = np.fromiter(span.positions, np.int64, len(span.positions)), pool.page_size
+    at, size = positions_of(span.positions), pool.page_size
     kept = at >= span.silent
     if span.unwritten:
         kept &= ~np.isin(at, list(span.unwritten))

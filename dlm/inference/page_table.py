@@ -42,7 +42,11 @@ class PageTable:
 
     def missing(self, pages: int) -> int:
         """How many pages all branches lack to have so many each."""
-        return sum(max(0, pages - len(table)) for table in self.tables)
+        missing = 0
+        for table in self.tables:
+            if len(table) < pages:
+                missing += pages - len(table)
+        return missing
 
     def grow(self, pool: PagePool, pages: int) -> bool:
         """So many pages in each branch; False, and nothing changed, when the pool has not enough."""

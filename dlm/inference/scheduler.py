@@ -1,7 +1,7 @@
 """Which requests take part in the next forward, and which pages they own."""
 
 from collections import deque
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from dlm.inference.sequence import Sequence
 from dlm.inference.spans import CACHES, Span, full
 
 
-@dataclass(frozen=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """A request and what the next forward runs of it."""
 
     sequence: Sequence
@@ -138,7 +137,7 @@ class Scheduler:
         end = min((start + room) // block * block, known // block * block)
         if end <= max(start, seq.pages.clean):
             return None
-        return replace(span, positions=range(start, end), visible=end, decides=False)
+        return span._replace(positions=range(start, end), visible=end, decides=False)
 
     def _widest(self, seq: Sequence) -> int:
         """The most positions that one forward of the request cannot do without."""

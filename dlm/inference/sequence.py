@@ -177,7 +177,8 @@ class Sequence:
         if self.attention_block is not None:
             self._settle(unsettled)
         self.step += 1
-        self.pages.lingering = [(first, left - 1) for first, left in self.pages.lingering if left > 1]
+        if self.pages.lingering:
+            self.pages.lingering = [(first, left - 1) for first, left in self.pages.lingering if left > 1]
         self.done = not self.strategy.advance(self, decision)
 
     def _settle(self, unsettled: int) -> None:

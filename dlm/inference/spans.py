@@ -1,8 +1,7 @@
 """Caches: which positions of a request a step runs, which keys these see, and which are written. One function a cache."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlm.errors import UserError
 
@@ -11,8 +10,7 @@ if TYPE_CHECKING:
     from dlm.models.config import ModelConfig
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Query positions of one request. Their keys are written to its pages first; then they look at 0 … visible - 1."""
 
     positions: Sequence[int]

@@ -67,12 +67,10 @@ class Stepper:
         ids = np.concatenate(shown)
         starts = forward.layout.starts
         asked = [(item, rows) for item, rows in zip(scheduled, starts, strict=True) if item.span.decides]
-        questions = [question for item, rows in asked for question in _questions(item, rows)]
-        output_rows = _union([rows for question in questions for rows in question.rows])
+        groups, output_rows = rounds(question for item, rows in asked for question in _questions(item, rows))
         tapped = next((strategy.taps for strategy, _ in strategies if strategy.taps), ())
         self.nfe += 1
         self.rows += len(ids)
-        groups = rounds(questions, output_rows)
         hidden, x, late = None, None, _late(asked)
         if (graphs := self.compute.graphs) is not None:
             known = [(tokens, rows) for _, tokens, rows in late]
@@ -152,29 +150,19 @@ def _by_strategy(scheduled: list[Scheduled]) -> Iterator[tuple[Strategy, list[Sc
 
 
 def _questions(item: Scheduled, starts: Sized[int]) -> Iterator[Question]:
-    """Of each state of a request: which columns are to be decided, and where they are predicted in the packed rows."""
-    seq, span = item.sequence, item.span
+    """Of each state of a request: which columns are to be decided, and by which rows."""
+    seq = item.sequence
     guided = seq.decoding.settings.cfg_scale > 0
     for number, view in enumerate(seq.strategy.views(seq)):
-        columns = seq.strategy.asks(view)
-        needed = np.maximum(seq.canvas.columns[columns] - seq.shift, 0)
-        if isinstance(span.positions, range):
-            rows = needed - span.positions[0]
-        else:
-            rows = np.searchsorted(span.positions, needed)
-        yield Question(view, columns, [rows + start for start in (starts if guided else starts[number : number + 1])])
+        own = starts if guided else starts[number : number + 1]
+        yield Question(view, seq.strategy.asks(view), item.span.positions, own)
 
 
 def _settled(seq: Sequence, answers: dict[Sequence, Decision | BrokenLogits]) -> list[Decision] | BrokenLogits:
     """What becomes of the answers to a request's questions."""
-    found = [answers[view] for view in seq.strategy.views(seq)]
-    broken = next((answer for answer in found if isinstance(answer, BrokenLogits)), None)
-    return broken or seq.strategy.settle(seq, [answer for answer in found if isinstance(answer, Decision)])
-
-
-def _union(rows: list[np.ndarray]) -> np.ndarray:
-    """All rows once, ascending. Never empty: a forward needs at least one row."""
-    together = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else np.zeros(0, np.int64)
-    if not (together[1:] > together[:-1]).all():
-        together = np.unique(together)
-    return together if len(together) else np.zeros(1, np.int64)
+    found = []
+    for view in seq.strategy.views(seq):
+        if isinstance(answer := answers[view], BrokenLogits):
+            return answer
+        found.append(answer)
+    return seq.strategy.settle(seq, found)

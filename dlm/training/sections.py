@@ -44,6 +44,7 @@ class ObjectiveConfig(Section):
     masking: str = Field(
         default="random",
         description="random: LLaDA and MDLM; complementary: the same and the complement of its mask; "
+        "spans: random, with runs of neighbouring tokens in some sequences, for models that fill holes; "
         "block: block diffusion (BD3-LM); "
         "causal: plain autoregressive training; trajectory: what a decoder's block still lacked (data.source = traces); "
         "draft: blocks that a DFlash draft fills for draft.target.",
@@ -64,6 +65,13 @@ class ObjectiveConfig(Section):
     )
     complementary: bool = Field(
         default=False, description="masking = trajectory: a second pass asks for the block's other tokens"
+    )
+    span_share: float = Field(
+        default=0.5, ge=0, le=1, description="masking = spans: share of the sequences in which whole runs are masked"
+    )
+    span_length: float = Field(default=8.0, ge=1, description="masking = spans: tokens of a run on average")
+    span_level: float = Field(
+        default=0.3, gt=0, le=1, description="masking = spans: highest share of these sequences that is masked"
     )
     entropy_weight: float = Field(
         default=0.0,

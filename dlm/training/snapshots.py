@@ -27,7 +27,7 @@ POINTS = 512  # that the scatter remembers
 DECODED = 64  # tokens, and steps, of the trajectory
 DRAWN = 256  # tokens of a longer one
 # A held-out row has no trajectory, and one pass is enough to see.
-STRIP_MASKING = {"trajectory": "random", "complementary": "random"}
+STRIP_MASKING = {"trajectory": "random", "complementary": "random", "spans": "random"}
 
 
 class Snapshots:

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dlm.diffusion.noise import EPSILON, mask_probability, mask_tokens
+from dlm.diffusion.rng import Purpose, uniform
 from dlm.models.attention import AttentionSpec
 from dlm.training.batch import Batch
 from dlm.training.masking import masking_of
@@ -51,6 +52,39 @@ def test_exact_counts_have_the_same_mean_up_to_rounding_and_uniform_weights_coun
                         probability=mask_probability(torch.arange(1), seed=0, step=4, antithetic=True, batch=1)).masked  # fmt: skip
     nats = masked_nats(network, IDS)[tuple(masks[0].tolist())]
     assert loss_of(uniform, batch(1, step=4)).item() == pytest.approx(2 * nats / LENGTH, rel=1e-5)
+
+
+def test_spans_mask_whole_runs_of_a_share_of_the_sequences():
+    rows, length = 600, 64
+    ids = torch.zeros(rows, length, dtype=torch.long)
+    answer = torch.ones_like(ids, dtype=torch.bool)
+    answer[:, :8] = False
+    asked = batch(rows, step=3, input_ids=ids, answer=answer)
+    config = ObjectiveConfig(masking="spans", span_share=0.4, span_length=4.0, span_level=0.5, truncate_probability=0.0)
+    network = tiny_network()
+    [view] = masking_of(config, network.config, 5).views(asked)
+    [single] = masking_of(ObjectiveConfig(truncate_probability=0.0), network.config, 5).views(asked)
+
+    def number(row: int, position: int, token: int) -> float:
+        return float(uniform(Purpose.SPAN, seed=5, sample=row, step=3, position=position, token=token))
+
+    spanned = 0
+    for row in range(rows):
+        if number(row, 0, 0) >= 0.4:
+            assert torch.equal(view.predicted[row], single.predicted[row])
+            assert torch.equal(view.weight[row], single.weight[row])
+            continue
+        spanned, begin, expected = spanned + 1, 0, []
+        for at in range(length):
+            begin = at if number(row, at, 1) < 1 / 4 else begin
+            expected.append(at >= 8 and number(row, begin, 2) < 0.5 * number(row, 1, 0))
+        assert view.predicted[row].tolist() == expected
+        assert torch.allclose(view.weight[row], torch.tensor(2 / 0.5 / (56 * rows)))
+    assert abs(spanned / rows - 0.4) < 0.08
+    assert torch.equal(view.input_ids == MASK, view.predicted)
+    mine = view.predicted[:, 9:] & view.predicted[:, 8:-1]
+    assert mine.sum() > 0.5 * view.predicted[:, 9:].sum()  # neighbours go together
+    assert abs((view.weight * view.predicted).sum() - 1) < 0.1  # each token counts one on average
 
 
 def test_a_prompt_is_never_masked_and_the_answer_is_averaged_over_its_own_length():

@@ -63,8 +63,11 @@ class Block:
 
     def asks(self, seq: "Sequence") -> np.ndarray:
         """The masks; everything in open blocks where committed tokens may still change."""
-        columns = seq.canvas.unfinished()
-        return columns if seq.revises else columns & seq.canvas.open_masks()
+        canvas = seq.canvas
+        if seq.revises:
+            return canvas.unfinished()
+        masks = canvas.open_masks()
+        return masks if len(canvas.open) == 1 else masks & canvas.unfinished()
 
     def luck(self, seq: "Sequence", positions: np.ndarray) -> np.ndarray:
         return np.full(len(positions), seq.step)

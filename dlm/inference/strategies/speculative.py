@@ -134,7 +134,7 @@ class Speculative(Block):
         commit = np.arange(len(token)) < (int(ends[0]) + 1 if len(ends) else count)
         drafted = np.full(len(token), -1, np.int64)
         drafted[: len(drafts)] = drafts
-        return replace(proposed, commit=commit, drafted=drafted)
+        return proposed._replace(commit=commit, drafted=drafted)
 
     def advance(self, seq: "Sequence", decision: Decision) -> bool:
         memory, canvas, block = seq.memory, seq.canvas, seq.canvas.open[0]

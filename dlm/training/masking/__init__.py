@@ -22,11 +22,12 @@ class Entry(NamedTuple):
     """The kind of model that it trains, a key of `dlm.training.trainable.TRAINABLES`."""
 
 
-NOISE = ("t_min", "t_max")
+NOISE, SPANS = ("t_min", "t_max"), ("span_share", "span_length", "span_level")
 CURRICULUM = ("max_block_length", "min_mask_ratio", "max_mask_ratio", "complementary")
 MASKINGS = {
     "random": Entry("dlm.training.masking.random:RandomMasking", (*NOISE, "documents")),
     "complementary": Entry("dlm.training.masking.random:ComplementaryMasking", (*NOISE, "documents")),
+    "spans": Entry("dlm.training.masking.spans:SpanMasking", (*NOISE, "documents", *SPANS)),
     "block": Entry("dlm.training.masking.block:BlockMasking", (*NOISE, "block_length"), "block_causal"),
     "causal": Entry("dlm.training.masking.causal:CausalMasking", ("documents",), "causal"),
     "trajectory": Entry("dlm.training.masking.trajectory:TrajectoryMasking", ("block_length", *CURRICULUM)),
