@@ -209,6 +209,6 @@ def positions_of(positions: Sized[int]) -> np.ndarray:
 
 
 def run_of(positions: np.ndarray) -> slice | np.ndarray:
-    """Positions to index with: a slice, which is a view, where they are neighbours in ascending order."""
-    first, count = int(positions[0]), len(positions)
-    return slice(first, first + count) if (np.diff(positions) == 1).all() else positions
+    """Positions in ascending order to index with: a slice, which is a view, where they are neighbours."""
+    first, after = int(positions[0]), int(positions[-1]) + 1
+    return slice(first, after) if after - first == len(positions) else positions

@@ -75,16 +75,18 @@ class PagePool:
             return []
         if count > self.free:
             return None
-        blank = np.flatnonzero(self.users == 0)
-        if self.idle:
-            blank = np.setdiff1d(blank, np.fromiter(self.idle, np.int64), assume_unique=True)
-        while len(blank) < count:
-            page, _ = self.idle.popitem(last=False)
-            self._forget(page)
-            blank = np.append(blank, page)
-        taken = _run(np.sort(blank), count, after)
+        taken = None if after is None else self._neighbours(after + 1, count)
+        if taken is None:
+            blank = np.flatnonzero(self.users == 0)
+            if self.idle:
+                blank = np.setdiff1d(blank, np.fromiter(self.idle, np.int64), assume_unique=True)
+            while len(blank) < count:
+                page, _ = self.idle.popitem(last=False)
+                self._forget(page)
+                blank = np.insert(blank, np.searchsorted(blank, page), page)
+            taken = _run(blank, count, after).tolist()
         self.users[taken] = 1
-        return taken.tolist()
+        return taken
 
     def share(self, page: int) -> None:
         """One more user."""
@@ -129,6 +131,12 @@ class PagePool:
         self.k = self.v = self.k.new_empty(0)
         self.rope = None
 
+    def _neighbours(self, first: int, count: int) -> list[int] | None:
+        """The pages from there on, if all of them are blank."""
+        found = list(range(first, min(first + count, self.num_pages)))
+        blank = len(found) == count and not any(self.users[page] or page in self.idle for page in found)
+        return found if blank else None
+
     def _forget(self, page: int) -> None:
         del self.pages[self.digests.pop(page)]
 
@@ -144,6 +152,8 @@ def _run(blank: np.ndarray, count: int, after: int | None) -> np.ndarray:
         at = int(np.searchsorted(blank, after + 1))
         if at + count <= len(blank) and blank[at] == after + 1 and blank[at + count - 1] == after + count:
             return blank[at : at + count]
+    if count == 1:
+        return blank[:1]
     runs = np.flatnonzero(blank[count - 1 :] - blank[: len(blank) - count + 1] == count - 1)
     start = int(runs[0]) if len(runs) else 0
     return blank[start : start + count]
