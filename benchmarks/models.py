@@ -4,9 +4,11 @@ dlm-eval --config eval/sudoku-card --output card.json            # eval/pico; ev
 python benchmarks/models.py sudoku card.json                     # the tables that the card would have
 python benchmarks/models.py sudoku card.json --run runs/sudoku --card README.md      # the card
 python benchmarks/models.py mine card.json more.json --model runs/mine --run runs/mine --card
+python benchmarks/models.py pico-draft drafted.json --run runs/pico-draft --card      # a draft: what its target does with it
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,21 +71,23 @@ def _write(options: argparse.Namespace) -> None:
     from dlm.models.finding import find
 
     folder = find(options.model or options.name)
-    lm = dlm.load(str(folder), dtype="float32", device="cpu")
+    target = target_of(folder)
+    lm = dlm.load(target or str(folder), dtype="float32", device="cpu")
     tables = [table for file in options.results for table in tables_of(Path(file), lm)]
     print("\n\n".join(map(str, tables)))
     if options.card is None:
         return
-    weights = {id(p): p for p in lm.network.parameters()}.values()
+    made = lm.network if target is None else dlm.load_draft(folder, lm)
+    weights = {id(p): p for p in made.parameters()}.values()
     facts = {"parameters": f"{sum(p.numel() for p in weights):,}", "vocabulary": f"{lm.config.vocab_size:,} tokens"}
     card = render_card(
         options.name,
-        about=ABOUT[kind_of(lm)](options.name),
+        about=ABOUT["draft" if target else kind_of(lm)](options.name),
         run=Run.read(options.run),
         tables=tables,
         facts=facts,
         hardware=options.hardware or machine(),
-        recommended=lm.generation.get("dlm"),
+        recommended=None if target else lm.generation.get("dlm"),
     )
     target = Path(options.card) if options.card else folder / "README.md"
     target.write_text(card, "utf-8")
@@ -108,6 +112,12 @@ def tables_of(file: Path, lm: "LM") -> list[Table]:
         headings = {key: text for key, text in shown.items() if key not in ("model", "task")}
         tables.append(Table(title=task.capitalize(), text=TEXTS.get(task, ""), headings=headings, rows=own))
     return tables
+
+
+def target_of(folder: Path) -> str | None:
+    """The model that this folder's draft is for; None where it holds no draft."""
+    hub = json.loads((folder / "config.json").read_text("utf-8"))
+    return hub["dlm"]["target"] if "dflash_config" in hub else None
 
 
 def kind_of(lm: "LM") -> str:

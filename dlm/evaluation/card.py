@@ -106,6 +106,10 @@ class About:
     tags: tuple[str, ...] = ()
     method: str = "masked-diffusion"
     """How the model writes, as a tag."""
+    config: str | None = None
+    """The shipped config that trains it, where it has another name than the model."""
+    before: tuple[str, ...] = ()
+    """Commands that come before its training."""
 
 
 def render_card(
@@ -146,7 +150,7 @@ def render_card(
             *([advice(recommended)] if any((recommended or {}).values()) else []),
             f"## Data\n\n{about.data}",
             f"## Training\n\n{markdown([{'k': k, 'v': v} for k, v in training.items()], {'k': 'what', 'v': 'value'})}",
-            f"### Again\n\n{again(name, run.settings)}",
+            f"### Again\n\n{again(about.config or name, run.settings, about.before)}",
             "## Results\n\nRates carry Wilson's 95 % interval. NFE is forward passes, TPF tokens a forward pass.",
             *map(str, tables),
             f"## Limits\n\n{about.limits}\n",
@@ -164,27 +168,45 @@ def advice(recommended: Mapping[str, Mapping[str, Any]] | None) -> str:
     return "Where a call names no settings, these of generation_config.json hold:\n\n" + "\n".join(lines)
 
 
-def again(name: str, settings: Mapping[str, Any]) -> str:
-    """How to repeat the run: the shipped config of that name, if it says what the run's did, or else that config itself."""
+def again(name: str, settings: Mapping[str, Any], before: Sequence[str] = ()) -> str:
+    """How to repeat the run: by the shipped config of that name and what the run changed of it, or else by that config itself."""
     import tomli_w
 
-    shipped = _shipped(name)
     text = f"The config, where it departs from the defaults:\n\n```toml\n{tomli_w.dumps(settings).strip()}\n```"
-    file = f"configs/{name}.toml" if shipped == settings else f"{name}.toml"
-    before = "" if shipped == settings else f"Save the config below as `{file}`, then:\n\n"
-    commands = []
-    if tokenizer := settings.get("train", {}).get("tokenizer"):
+    options, file = _options(_shipped(name), settings), f"{name}.toml"
+    save = f"Save the config below as `{file}`, then:\n\n" if options is None else ""
+    commands = list(before)
+    tokenizer = settings.get("train", {}).get("tokenizer")
+    if tokenizer and not commands:
         known = _shipped_file(f"{name}-tokenizer")
         commands.append(f"dlm-tokenizer --config {name}-tokenizer" if known else f"# first, a tokenizer in {tokenizer}")
-    commands.append(f"dlm-train --config {name if shipped == settings else file}")
-    return f"{before}```bash\n" + "\n".join(commands) + f"\n```\n\n{text}"
+    commands.append(" ".join(["dlm-train --config", file if options is None else name, *(options or ())]))
+    return f"{save}```bash\n" + "\n".join(commands) + f"\n```\n\n{text}"
+
+
+def _options(shipped: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> list[str] | None:
+    """What the command line adds to the shipped config; None where that is not enough."""
+    if shipped is None:
+        return None
+    given, wanted = _flat(shipped), _flat(settings)
+    added = {key: value for key, value in wanted.items() if given.get(key, NOTHING) != value}
+    if given.keys() - wanted.keys() or any(isinstance(value, list | dict) for value in added.values()):
+        return None
+    return [f"--{key} {value}" for key, value in added.items()]
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
+    return found
 
 
 def _shipped_file(name: str) -> Path | None:
     from dlm.config import SHIPPED
 
     file = SHIPPED / f"{name}.toml"
-    return file if re.fullmatch(r"[\w-]+", name) and file.is_file() else None
+    return file if re.fullmatch(r"[\w/-]+", name) and file.is_file() else None
 
 
 def _shipped(name: str) -> dict[str, Any] | None:

@@ -51,7 +51,10 @@ def test_sudoku_to_card(models, tmp_path, capsys):
 
 def test_every_kind_of_model_has_its_words(models):
     words = {name: about("mine") for name, about in models.ABOUT.items()}
-    assert set(words) == {"sudoku", "code", "block", "causal"} and len({one.summary for one in words.values()}) == 4
+    assert (
+        set(words) == {"sudoku", "code", "block", "causal", "draft"}
+        and len({one.summary for one in words.values()}) == 5
+    )
     assert models.kind_of(text_lm()) == "code" and models.kind_of(text_lm(attention="causal")) == "causal"
 
 

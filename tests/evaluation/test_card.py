@@ -6,7 +6,7 @@ import pytest
 import tomli
 
 from dlm import config
-from dlm.evaluation.card import About, Run, Table, machine, render_card
+from dlm.evaluation.card import About, Run, Table, changed, machine, render_card
 from dlm.evaluation.rate import Rate
 from dlm.evaluation.table import markdown
 from dlm.training.config import TrainConfig
@@ -60,14 +60,32 @@ def test_the_card_says_what_the_run_was(tmp_path):
     assert "out" not in toml_of(text)["train"]
 
 
+def test_what_a_run_changed_of_the_shipped_config_is_on_its_command_line(tmp_path):
+    text = card(Run.read(run_folder(tmp_path / "run", {"train.lr": "0.5", "train.ema": "0.9"})))
+    [command] = [line for line in text.splitlines() if line.startswith("dlm-train")]
+    words = command.removeprefix("dlm-train --config sudoku ").split()
+    assert words == ["--train.lr", "0.5", "--train.ema", "0.9"]
+    loaded = config.load(TrainConfig, ["sudoku"], {"train.lr": words[1], "train.ema": words[3]})
+    again = tmp_path / "again.toml"
+    again.write_text(text.split("```toml\n")[1].split("```")[0])
+    assert changed(loaded.model_dump(mode="json")) == changed(config.load(TrainConfig, [again]).model_dump(mode="json"))
+
+
 def test_another_config_than_the_shipped_one_is_given_whole(tmp_path):
-    text = card(Run.read(run_folder(tmp_path / "run", {"train.lr": "0.5", "train.save_dtype": "float16"})))
+    text = card(Run.read(run_folder(tmp_path / "run", {"train.lr": "0.001", "train.ema": "0.9"})))  # the usual rate
     assert "Save the config below" in text
     assert "dlm-train --config sudoku.toml\n" in text
     again = tmp_path / "again.toml"
     again.write_text(text.split("```toml\n")[1].split("```")[0])
     loaded = config.load(TrainConfig, [again])
-    assert (loaded.train.lr, loaded.model.hidden_size, loaded.data.source) == (0.5, 128, "sudoku")
+    assert (loaded.train.ema, loaded.model.hidden_size, loaded.data.source) == (0.9, 128, "sudoku")
+
+
+def test_the_commands_before_and_a_config_of_another_name(tmp_path):
+    run = Run.read(run_folder(tmp_path / "run", {}))
+    about = About(summary="S.", use="U.", data="D.", limits="L.", config="sudoku", before=("dlm-prepare x",))
+    text = render_card("mine", run=run, about=about, tables=[], facts={}, hardware="two cores")
+    assert "```bash\ndlm-prepare x\ndlm-train --config sudoku\n```" in text
 
 
 def test_folders_that_are_no_runs(tmp_path):
