@@ -116,8 +116,10 @@ def tables_of(file: Path, lm: "LM") -> list[Table]:
 
 def target_of(folder: Path) -> str | None:
     """The model that this folder's draft is for; None where it holds no draft."""
+    from dlm.models.draft_config import is_draft
+
     hub = json.loads((folder / "config.json").read_text("utf-8"))
-    return hub["dlm"]["target"] if "dflash_config" in hub else None
+    return hub["dlm"]["target"] if is_draft(hub) else None
 
 
 def kind_of(lm: "LM") -> str:

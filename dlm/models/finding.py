@@ -31,7 +31,7 @@ def bundled() -> dict[str, Path]:
 
 
 def available() -> dict[str, str]:
-    """The models that come with the package: each name that `dlm.load` takes, with a line on what it is for."""
+    """The models that come with the package: each name that `dlm.load` or, for drafts, `dlm.load_draft` takes, and what it is."""
     return {name: _about(folder / "README.md") for name, folder in bundled().items()}
 
 

@@ -69,9 +69,11 @@ class ObjectiveConfig(Section):
     span_share: float = Field(
         default=0.5, ge=0, le=1, description="masking = spans: share of the sequences in which whole runs are masked"
     )
-    span_length: float = Field(default=8.0, ge=1, description="masking = spans: tokens of a run on average")
+    span_length: float = Field(
+        default=16.0, ge=1, description="masking = spans: tokens of a run on average, in sequences with the longest"
+    )
     span_level: float = Field(
-        default=0.3, gt=0, le=1, description="masking = spans: highest share of these sequences that is masked"
+        default=0.5, gt=0, le=1, description="masking = spans: highest share of these sequences that is masked"
     )
     entropy_weight: float = Field(
         default=0.0,

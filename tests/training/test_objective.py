@@ -76,7 +76,7 @@ def test_spans_mask_whole_runs_of_a_share_of_the_sequences():
             continue
         spanned, begin, expected = spanned + 1, 0, []
         for at in range(length):
-            begin = at if number(row, at, 1) < 1 / 4 else begin
+            begin = at if number(row, at, 1) < 1 / 4 ** number(row, 2, 0) else begin
             expected.append(at >= 8 and number(row, begin, 2) < 0.5 * number(row, 1, 0))
         assert view.predicted[row].tolist() == expected
         assert torch.allclose(view.weight[row], torch.tensor(2 / 0.5 / (56 * rows)))

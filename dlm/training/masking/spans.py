@@ -17,21 +17,22 @@ from dlm.training.masking.random import RandomMasking
 from dlm.training.masking.view import View
 
 SEQUENCE, CUT, RUN = range(3)
-"""Purpose SPAN's `token`: is the sequence one with runs and at which level, does a run begin here, is it masked."""
+"""Purpose SPAN's `token`: has the sequence runs, how many of them are masked, how long are they; does one begin here; is it masked."""
 
 
 class SpanMasking(RandomMasking):
     """A sequence has runs with probability `span_share`; the others are as in `RandomMasking`.
 
-    Runs have `span_length` tokens on average (geometric lengths), and each is masked with probability t ~ U(0, `span_level`).
-    Their tokens count 2 / span_level each, one over the mean of t, which is a training weight and makes no bound.
+    Each run is masked with probability t ~ U(0, `span_level`). Lengths are geometric, their mean in a sequence is
+    `span_length`^u with u ~ U(0, 1): a hole that is half filled is a shorter one, so that short ones count more often. A
+    token counts 2 / span_level, one over the mean of t, which is a training weight and makes no bound.
     """
 
     def _view(self, batch: Batch, noised: Noised, weight: Float[Tensor, "b l"]) -> View:
         c, at = self.config, torch.arange(batch.input_ids.shape[1], device=batch.index.device)
         draw = partial(uniform, Purpose.SPAN, seed=self.seed, sample=batch.index[:, None], step=batch.step)
-        chosen, level = draw(position=torch.arange(2, device=at.device), token=SEQUENCE).tensor_split(2, dim=1)
-        begins = draw(position=at, token=CUT) * c.span_length < 1
+        chosen, level, long = draw(position=torch.arange(3, device=at.device), token=SEQUENCE).split(1, dim=1)
+        begins = draw(position=at, token=CUT) * c.span_length**long < 1
         start = (at * begins).cummax(dim=1).values
         masked = (draw(position=start, token=RUN) < level * c.span_level) & batch.answer
         spans = chosen < c.span_share
