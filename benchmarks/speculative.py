@@ -3,6 +3,7 @@
     python benchmarks/speculative.py --model smollm2 --draft folder --prompts gsm8k_test.jsonl
     python benchmarks/speculative.py --model folder --peers transformers       # assisted by prompt lookup, batch 1
     python benchmarks/speculative.py --model folder --draft folder --peer-path site-packages-with-dflash
+    python benchmarks/speculative.py --no-chat --draft pico-draft --prompts beginnings.jsonl
     python benchmarks/speculative.py --cost --shape smollm2                    # what drafts cost there, random weights
 
 Contenders take turns, prompt by prompt or batch by batch, so that a machine's load falls on all of them alike; what
@@ -30,9 +31,10 @@ LENGTHS, BATCHES = (2, 4, 8, 15), (1, 4, 16)
 
 def main(argv: list[str] | None = None) -> int:
     words = parser(__doc__)
-    words.add_argument("--model", default="pico", help="the target: a causal model's name or folder")
+    words.add_argument("--model", default="pico-causal", help="the target: a causal model's name or folder")
     words.add_argument("--draft", help="a DFlash draft's folder, or a diffusion model's")
     words.add_argument("--prompts", type=Path, help='JSON lines with "question" or "prompt"; default: a few of our own')
+    words.add_argument("--no-chat", action="store_true", help="prompts are texts to be continued, not what a user says")
     words.add_argument("--count", type=int, default=16, help="prompts")
     words.add_argument("--tokens", type=int, default=64, help="tokens to write")
     words.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
@@ -85,6 +87,8 @@ def texts(lm: dlm.LM, options: Any) -> list[list[int]]:
         lines = [json.loads(line) for line in options.prompts.read_text("utf-8").splitlines()[: options.count]]
         said = [line.get("question") or line["prompt"] for line in lines]
     tokenizer = lm.require_tokenizer()
+    if options.no_chat:
+        return [tokenizer.begun(lm.encode(text)) for text in said]
     if getattr(tokenizer, "chat_template", None):
         said = [lm.chat([{"role": "user", "content": text}]) for text in said]
     return [lm.encode(text) for text in said]
