@@ -137,8 +137,13 @@ class View:
         return Text.assemble((self.title, "bold"), (facts, "dim"))
 
 
-def draw_text(decode: Callable[[Sequence[int]], str], room: int) -> Callable[[Canvas], RenderableType]:
-    """A drawer of running text, cut to the last `room` lines so that a terminal need not scroll."""
+def draw_text(
+    decode: Callable[[Sequence[int]], str], room: int, begin: Sequence[int] = ()
+) -> Callable[[Canvas], RenderableType]:
+    """A drawer of running text, cut to the last `room` lines so that a terminal need not scroll.
+
+    `begin` are tokens that a tokenizer puts before texts, which the user did not write and need not see.
+    """
     pieces: dict[int, str] = {}
 
     def piece(token: int) -> str:
@@ -148,8 +153,9 @@ def draw_text(decode: Callable[[Sequence[int]], str], room: int) -> Callable[[Ca
         return pieces[token]
 
     def draw(canvas: Canvas) -> RenderableType:
-        text = Text()
-        for position, token in enumerate(canvas.tokens.tolist()):
+        text, tokens = Text(), canvas.tokens.tolist()
+        unseen = len(begin) if tokens[: len(begin)] == [*begin] else 0
+        for position, token in enumerate(tokens[unseen:], start=unseen):
             shown = token != canvas.mask_id or position in canvas.taken or canvas.when[position] != GIVEN
             if position in canvas.drafts:
                 text.append(piece(canvas.drafts[position]), REFUSED)

@@ -143,9 +143,11 @@ class Printer:
             yield None
             self.seconds = time.perf_counter() - started
             return
-        draw = (
-            draw_sudoku(_plain(lm)) if job.sudoku is not None else draw_text(_plain(lm), room=self.console.height - 4)
-        )
+        if job.sudoku is not None:
+            draw = draw_sudoku(_plain(lm))
+        else:
+            begin = [] if lm.tokenizer is None else lm.tokenizer.begin
+            draw = draw_text(_plain(lm), self.console.height - 4, begin)
         delay, snapshots = self.output.delay, self.output.snapshots
         with View(job.title or "denoising", lm.mask_id, draw, self.console, delay, snapshots) as view:
             yield view
