@@ -6,7 +6,7 @@
 needs the answers that the config names: steps 1 to 3 of configs/dflash/, or
 `dlm-prepare trajectories --config configs/dflash/pico-responses.toml`. Any setting of dlm-train may follow. Trains a draft
 for each row and seed with the same steps, batches and shape, then decodes the same held-out beginnings of the standard
-library with each: tau is the mean over all verifications.
+library with each: tau is the mean over all verifications. A draft that stands in its folder already is measured as it is.
 """
 
 from itertools import islice
@@ -64,8 +64,9 @@ def main() -> None:
         for name in args.rows:
             folder = Path(config.train.out).parent / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
             own = {"train.out": str(folder), "train.seed": str(seed)} | ROWS[name]
-            result = train(load(TrainConfig, [args.config], given | own))
-            draft = dlm.load_draft(result.folder, target)
+            if not (folder / "finished.json").is_file():
+                train(load(TrainConfig, [args.config], given | own))
+            draft = dlm.load_draft(folder, target)
             written = dlm.generate(target, prompts, draft=draft, gen_length=64, temperature=args.temperature)
             found[name].append(mean([count for one in written for count in one.accepted or []]))
             print(f"seed {seed}  {name:24}  tau {found[name][-1]:.3f}", flush=True)

@@ -34,7 +34,7 @@ def model_flag(key: str, meaning: str = "The model") -> Flag:
     return Flag(
         "--model",
         "NAME",
-        f"{meaning}: a bundled model (pico, pico-causal, sudoku, …), a folder, a GGUF file, or a hub id. Short for --{key}.",
+        f"{meaning}: a bundled model (pico, pico-block, pico-causal, sudoku), a folder, a GGUF file, or a hub id. Short for --{key}.",
         sets=key,
     )
 

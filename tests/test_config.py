@@ -162,7 +162,7 @@ def test_unreadable_files(tmp_path):
 @pytest.mark.parametrize("name", ["quickstart", "quickstart.toml", "configs/quickstart.toml"])
 def test_shipped_configs_are_found_by_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(load(InferConfig, [name]).job) == 2
+    assert len(load(InferConfig, [name]).job) == 4
 
 
 @pytest.mark.parametrize("name", dlm.config.shipped())

@@ -39,7 +39,7 @@ class ModelSection(BaseModel, frozen=True, extra="forbid"):
     name: str = Field(
         default="pico",
         min_length=1,
-        description="A bundled model (pico, pico-causal, sudoku, …), a folder, a GGUF file, or a hub id.",
+        description="A bundled model (pico, pico-block, pico-causal, sudoku), a folder, a GGUF file, or a hub id.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Type of the weights; auto keeps the checkpoint's on a GPU and is float32 on a CPU."

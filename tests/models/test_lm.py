@@ -104,7 +104,7 @@ def test_names_that_no_file_system_takes(name):
 
 def test_the_bundled_models_are_listed_with_what_they_are():
     there = dlm.available()
-    assert list(there) == ["pico", "pico-causal", "pico-draft", "sudoku"]
+    assert list(there) == ["pico", "pico-block", "pico-causal", "pico-draft", "sudoku"]
     assert all(there.values())
     assert "Python" in there["pico"]
 
