@@ -187,7 +187,7 @@ class Canvas:
         return True
 
     def _has_masks(self, block: OpenBlock) -> bool:
-        return np.count_nonzero(self.masked[block.where]) > 0
+        return bool(np.count_nonzero(self.masked[block.where]))
 
     def _lay_out(self) -> None:
         positions, window = self.open[0].positions, self.open[0].where

@@ -1,7 +1,7 @@
 """Turns samples of data into requests for a teacher: to answer a prompt, or to choose the order of a given answer."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -31,7 +31,7 @@ class Given:
 
     def decision(self, seq: Sequence, proposed: Decision) -> Decision:
         # Columns that are gaps may point anywhere: nothing is committed there.
-        return replace(proposed, token=self.canvas[seq.canvas.columns])
+        return proposed._replace(token=self.canvas[seq.canvas.columns])
 
 
 @dataclass(frozen=True)
