@@ -28,6 +28,7 @@ typedef struct {
   int half;                      /* they are bfloat16, else float32 */
   const int32_t *table;
   int64_t size, step, e, from, count; /* from: the first one's number in the context */
+  int64_t ahead, end, early;          /* of the block after it: what is not yet fetched, and how many at a time */
 } Block;
 
 /* out (CHUNKED(e) / CHUNK, KEYS, CHUNK) = a block's keys or values. Apart by a power of two, as they lie on pages, they
@@ -41,6 +42,18 @@ static void take(const Block *block, const void *pages, float *out) {
       else if (c + CHUNK <= e) memcpy(out + c * KEYS, (const float *)pages + at + c, CHUNK * sizeof(float));
       else memcpy(out + c * KEYS, (const float *)pages + at + c, (e - c) * sizeof(float));
     if (++place == block->size) place = 0, page++;
+  }
+}
+
+/* Fetch so many more of the next block's keys and values into the second cache. */
+static inline void fetch(Block *block, int64_t keys) {
+  int64_t width = block->half ? 2 : 4;
+  for (; keys > 0 && block->ahead < block->end; keys--, block->ahead++) {
+    int64_t at = (block->table[block->ahead / block->size] * block->size + block->ahead % block->size) * block->step * width;
+    for (int64_t byte = 0; byte < block->e * width; byte += 64) {
+      __builtin_prefetch((const char *)block->k_pages + at + byte, 0, 2);
+      __builtin_prefetch((const char *)block->v_pages + at + byte, 0, 2);
+    }
   }
 }
 
@@ -87,12 +100,14 @@ INLINE void blend(int V, const float *values, const float *p, int64_t count, con
 }
 
 /* A piece of V vectors over a block, whose keys are taken; its values are too, unless this is the `first` piece. */
-INLINE void attend(int V, Piece *piece, const Block *block, int first, const float *keys, float *values) {
+INLINE void attend(int V, Piece *piece, Block *block, int first, const float *keys, float *values) {
   float s[KEYS * LANES] __attribute__((aligned(64)));
   vec before[WIDE], shrink[WIDE], mass[WIDE];
   UNROLL for (int j = 0; j < V; j++) before[j] = piece->best[j], mass[j] = all(0);
-  for (int64_t k = 0; k < block->count; k += TALL)
+  for (int64_t k = 0; k < block->count; k += TALL) {
+    fetch(block, block->early);
     score(V, piece, keys + k * CHUNK, block->from + k, block->e, s + k * V * W);
+  }
   for (int64_t k = 0; k < block->count; k++)
     UNROLL for (int j = 0; j < V; j++) {
       vec p = vexp(LOAD(s + (k * V + j) * W) - piece->best[j]);
@@ -104,13 +119,15 @@ INLINE void attend(int V, Piece *piece, const Block *block, int first, const flo
     piece->total[j] = piece->total[j] * shrink[j] + mass[j];
   }
   if (first) take(block, block->v_pages, values);
-  for (int64_t c = 0; c < block->e; c += TALL)
+  for (int64_t c = 0; c < block->e; c += TALL) {
+    fetch(block, block->early);
     blend(V, values + c / CHUNK * KEYS * CHUNK + c % CHUNK, s, block->count, shrink, piece->found + c * V * W);
+  }
 }
 
-typedef void (*Attend)(Piece *piece, const Block *block, int first, const float *keys, float *values);
+typedef void (*Attend)(Piece *piece, Block *block, int first, const float *keys, float *values);
 #define ATTEND(V)                                                                                                      \
-  static void attend##V(Piece *piece, const Block *block, int first, const float *keys, float *values) {               \
+  static void attend##V(Piece *piece, Block *block, int first, const float *keys, float *values) {                     \
     attend(V, piece, block, first, keys, values);                                                                      \
   }
 ATTEND(1) ATTEND(2) ATTEND(3)
@@ -173,9 +190,10 @@ static void attend_all(const float *q, int64_t stride_q, Block block, const int3
     for (int64_t lane = 0; lane < piece->lanes; lane += W) take_lanes(from + lane, scale, e, piece->q, piece->lanes, lane);
     if (piece->most > most) most = piece->most;
   }
+  block.early = (TALL / 2 + count - 1) / count; /* asked for in every tile of every piece, of scores and of channels */
   for (block.from = 0; block.from < most; block.from += KEYS) {
     int first_piece = 1;
-    block.count = MIN(KEYS, most - block.from);
+    block.count = MIN(KEYS, most - block.from), block.ahead = block.from + KEYS, block.end = MIN(most, block.from + 2 * KEYS);
     take(&block, block.k_pages, keys);
     for (Piece *piece = pieces; piece < pieces + count; piece++)
       if (block.from < piece->most) by_width[piece->lanes / W](piece, &block, first_piece, keys, values), first_piece = 0;
@@ -215,7 +233,7 @@ void dlm_paged_attention(const float *q, int64_t stride_q, const void *k_pages, 
     int64_t first = part * vectors / parts * W, last = MIN(lanes, (part + 1) * vectors / parts * W);
     int64_t apart = head * e * (half ? 2 : 4);
     Block block = {(const char *)k_pages + apart, (const char *)v_pages + apart, half, tables + span * table_width,
-                   size, g * e, e, 0, 0};
+                   size, g * e, e};
     attend_all(q + head * group * e, stride_q, block, positions, visible[span], block_lengths[span], rows + begin[span],
                first, last, group, scale, out + (begin[span] * h + head * group) * e, h * e, own + THREAD * TASK(e));
   }
