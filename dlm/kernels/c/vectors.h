@@ -13,7 +13,7 @@
 #if defined(__AVX512F__)
 #define W 16    /* floats in a vector */
 #define HIGH 14 /* rows of a product's tile: HIGH * 2 sums live in registers */
-#define TALL 8  /* the same, of attention's tiles */
+#define TALL 8  /* keys or channels in a tile of attention.c: a divisor of its CHUNK */
 #elif defined(__AVX2__)
 #define W 8
 #define HIGH 6
@@ -67,7 +67,7 @@ static inline vec larger(vec a, vec b) {
 }
 
 /* exp to 2 units in the last place for x <= 88: 2^n times Cephes' polynomial of the rest; 0 under -87, where fp32 is
-   subnormal; NaN stays. n is rounded by adding 1.5 * 2^23, which leaves no bits for a fraction, and 127 with it, so that
+   subnormal and the polynomial's answer is masked; NaN stays. n is rounded by adding 1.5 * 2^23, which leaves no bits for a fraction, and 127 with it, so that
    the sum's last bits are the exponent of 2^n. */
 static inline vec vexp(vec x) {
   vec t = x * 1.44269504f + 12583039.0f, n = t - 12583039.0f;
