@@ -67,8 +67,8 @@ static inline vec larger(vec a, vec b) {
 }
 
 /* exp to 2 units in the last place for x <= 88: 2^n times Cephes' polynomial of the rest; 0 under -87, where fp32 is
-   subnormal and the polynomial's answer is masked; NaN stays. n is rounded by adding 1.5 * 2^23, which leaves no bits for a fraction, and 127 with it, so that
-   the sum's last bits are the exponent of 2^n. */
+   subnormal and the polynomial's answer is masked; NaN stays. n is rounded by adding 1.5 * 2^23, which leaves no bits for
+   a fraction, and 127 with it, so that the sum's last bits are the exponent of 2^n. */
 static inline vec vexp(vec x) {
   vec t = x * 1.44269504f + 12583039.0f, n = t - 12583039.0f;
   vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
