@@ -5,13 +5,14 @@
 
 needs the answers that the config names: steps 1 to 3 of configs/dflash/, or
 `dlm-prepare trajectories --config configs/dflash/pico-responses.toml`. Any setting of dlm-train may follow. Trains a draft
-for each row and seed with the same steps, batches and shape, then decodes the same held-out beginnings of the standard
-library with each: tau is the mean over all verifications. A draft that stands in its folder already is measured as it is.
+for each row and seed with the same steps, batches and shape, then writes on from the same held-out beginnings of the
+standard library with each, at each temperature: tau is the mean over all verifications, and the difference from the first
+row has its bootstrap interval over the texts. A draft that stands in its folder already is measured as it is.
 """
 
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
-from statistics import mean
+from typing import Any
 
 from measuring import machine, parser, write
 
@@ -20,6 +21,7 @@ from dlm.config import load
 from dlm.data.config import DataConfig
 from dlm.data.source import build_stream
 from dlm.errors import UserError
+from dlm.evaluation.suite.compare import paired
 from dlm.evaluation.table import markdown
 from dlm.training.config import TrainConfig
 from dlm.training.loop import train
@@ -47,8 +49,11 @@ def main() -> None:
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--steps", type=int, default=150)
     add("--rows", nargs="+", choices=[*ROWS], default=[*ROWS])
-    add("--prompts", type=int, default=48)
-    add("--temperature", type=float, default=0.0, help="of the texts that tau is measured on")
+    add("--prompts", type=int, default=192)
+    add("--beginnings", type=int, nargs="+", default=[32, 64], help="tokens that a text begins with (32 64)")
+    add(
+        "--temperatures", type=float, nargs="+", default=[0.0, 0.8], help="of the texts that tau is measured on (0 0.8)"
+    )
     add("--output", help="JSON file")
     args, rest = words.parse_known_args()
     if len(rest) % 2 or not all(name.startswith("--") for name in rest[::2]):
@@ -57,28 +62,52 @@ def main() -> None:
     config = load(TrainConfig, [args.config], given)
     assert config.draft is not None, f"{args.config} has no [draft]"
     target = dlm.load(str(config.draft.target), dtype="float32", device="cpu")
-    stream = build_stream(DataConfig(source="stdlib"), target.tokenizer, 64, "heldout", 0)
-    prompts = [sample["input_ids"].tolist() for sample in islice(stream, args.prompts)]
-    found: dict[str, list[float]] = {name: [] for name in args.rows}
+    beginnings = {length: _beginnings(target, length, args.prompts) for length in args.beginnings}
+    found: list[dict[str, Any]] = []
     for seed in args.seeds:
+        texts: dict[tuple[int, float], tuple[list[float], list[float]]] = {}  # of the first row
         for name in args.rows:
             folder = Path(config.train.out).parent / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
             own = {"train.out": str(folder), "train.seed": str(seed)} | ROWS[name]
             if not (folder / "finished.json").is_file():
                 train(load(TrainConfig, [args.config], given | own))
             draft = dlm.load_draft(folder, target)
-            written = dlm.generate(target, prompts, draft=draft, gen_length=64, temperature=args.temperature)
-            found[name].append(mean([count for one in written for count in one.accepted or []]))
-            print(f"seed {seed}  {name:24}  tau {found[name][-1]:.3f}", flush=True)
+            for case in product(args.beginnings, args.temperatures):
+                written = dlm.generate(target, beginnings[case[0]], draft=draft, gen_length=64, temperature=case[1])
+                told = [one.accepted or [] for one in written]
+                kept, verified = [float(sum(one)) for one in told], [float(len(one)) for one in told]
+                point = {"row": name, "seed": seed, "beginning": case[0], "temperature": case[1]}
+                point["tau"] = sum(kept) / sum(verified)
+                if case in texts:
+                    first, sizes = texts[case]
+                    point["against"] = paired(kept, first, sizes=(verified, sizes))
+                texts.setdefault(case, (kept, verified))
+                found.append(point)
+                print(f"seed {seed}  {name:24}  {case[0]} tokens, T = {case[1]:g}: {_cell(point)}", flush=True)
     rows = [
-        {"row": name, **{str(seed): f"{tau:.3f}" for seed, tau in zip(args.seeds, taus, strict=True)}}
-        for name, taus in found.items()
+        {"row": name, "case": f"{length} tokens, T = {heat:g}"}
+        | {
+            str(point["seed"]): _cell(point)
+            for point in found
+            if (point["row"], point["beginning"], point["temperature"]) == (name, length, heat)
+        }
+        for length, heat, name in product(args.beginnings, args.temperatures, args.rows)
     ]
-    headings = {"row": "tau of a draft trained on", **{str(seed): f"seed {seed}" for seed in args.seeds}}
-    print(markdown(rows, headings))
+    seeds = {str(seed): f"seed {seed}" for seed in args.seeds}
+    print(markdown(rows, {"case": "texts", "row": "tau of a draft trained on", **seeds}))
     if args.output:
-        about = {"config": args.config, "settings": given, "prompts": args.prompts, "temperature": args.temperature}
-        write(Path(args.output), {"machine": machine(), **about, "tau": found})
+        write(Path(args.output), {"machine": machine(), "config": args.config, "settings": given, "tau": found})
+
+
+def _beginnings(target: dlm.LM, length: int, count: int) -> list[list[int]]:
+    stream = build_stream(DataConfig(source="stdlib"), target.tokenizer, length, "heldout", 0)
+    return [sample["input_ids"].tolist() for sample in islice(stream, count)]
+
+
+def _cell(point: dict[str, Any]) -> str:
+    against = point.get("against")
+    less = f" ({against['difference']:+.3f}, {against['low']:+.3f} to {against['high']:+.3f})" if against else ""
+    return f"{point['tau']:.3f}{less}"
 
 
 if __name__ == "__main__":

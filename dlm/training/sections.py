@@ -75,6 +75,11 @@ class ObjectiveConfig(Section):
     span_level: float = Field(
         default=0.5, gt=0, le=1, description="masking = spans: highest share of these sequences that is masked"
     )
+    span_edges: float = Field(
+        default=0.0,
+        ge=0,
+        description="masking = spans: a token d places from what is shown counts d^-span_edges; 0: all count alike",
+    )
     entropy_weight: float = Field(
         default=0.0,
         ge=0,

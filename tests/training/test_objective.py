@@ -79,12 +79,30 @@ def test_spans_mask_whole_runs_of_a_share_of_the_sequences():
             begin = at if number(row, at, 1) < 1 / 4 ** number(row, 2, 0) else begin
             expected.append(at >= 8 and number(row, begin, 2) < 0.5 * number(row, 1, 0))
         assert view.predicted[row].tolist() == expected
-        assert torch.allclose(view.weight[row], torch.tensor(2 / 0.5 / (56 * rows)))
+        assert torch.allclose(view.weight[row, view.predicted[row]], torch.tensor(2 / 0.5 / (56 * rows)))
     assert abs(spanned / rows - 0.4) < 0.08
     assert torch.equal(view.input_ids == MASK, view.predicted)
     mine = view.predicted[:, 9:] & view.predicted[:, 8:-1]
     assert mine.sum() > 0.5 * view.predicted[:, 9:].sum()  # neighbours go together
     assert abs((view.weight * view.predicted).sum() - 1) < 0.1  # each token counts one on average
+
+
+def test_the_ends_of_a_run_may_count_more_than_its_middle():
+    rows, length = 200, 32
+    ids = torch.zeros(rows, length, dtype=torch.long)
+    asked = batch(rows, step=3, input_ids=ids, answer=torch.ones_like(ids, dtype=torch.bool))
+    settings = {"masking": "spans", "span_share": 1.0, "span_level": 0.8, "truncate_probability": 0.0}
+    config = tiny_network().config
+    [even] = masking_of(ObjectiveConfig(**settings), config, 5).views(asked)
+    [edged] = masking_of(ObjectiveConfig(**settings, span_edges=1.5), config, 5).views(asked)
+    assert torch.equal(even.predicted, edged.predicted)
+    for row in range(rows):
+        shown = [at for at in range(length) if not even.predicted[row, at]]
+        asks = [at for at in range(length) if even.predicted[row, at]]
+        raw = [min([abs(at - other) for other in shown], default=1) ** -1.5 for at in asks]
+        total = float(even.weight[row, asks].sum())
+        expected = torch.tensor([total * one / sum(raw) for one in raw])
+        assert torch.allclose(edged.weight[row, asks], expected)
 
 
 def test_a_prompt_is_never_masked_and_the_answer_is_averaged_over_its_own_length():

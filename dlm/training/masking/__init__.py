@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     """The kind of model that it trains, a key of `dlm.training.trainable.TRAINABLES`."""
 
 
-NOISE, SPANS = ("t_min", "t_max"), ("span_share", "span_length", "span_level")
+NOISE, SPANS = ("t_min", "t_max"), ("span_share", "span_length", "span_level", "span_edges")
 CURRICULUM = ("max_block_length", "min_mask_ratio", "max_mask_ratio", "complementary")
 MASKINGS = {
     "random": Entry("dlm.training.masking.random:RandomMasking", (*NOISE, "documents")),
