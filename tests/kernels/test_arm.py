@@ -25,6 +25,7 @@ from tests.kernels.test_multiplies import (  # noqa: F401
 )
 from tests.kernels.test_native import (  # noqa: F401
     test_a_row_gives_the_same_bits_alone_and_in_a_crowd,
+    test_attention_of_more_rows_than_a_task_takes,
     test_confidence,
     test_norm,
     test_rotation_and_write,

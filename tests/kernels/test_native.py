@@ -1,6 +1,7 @@
 """The C kernels on the cases of the others: against float64 numpy, and against the twins."""
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,6 +34,18 @@ def test_attention_at_full_size(head_dim):
     np.testing.assert_allclose(native.paged_attention(*case.arguments), oracle.attention(case), atol=3e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("seed", "head_dim"), [(69, 64), (303, 10), (382, 24)])
+def test_attention_of_more_rows_than_a_task_takes(seed, head_dim, dtype):
+    case = draw.attention(seed, head_dims=(head_dim,), longest=150, most_queries=350, groups=(4,))
+    assert case.spans.starts.tolist() == [0, 350]
+    assert case.spans.visible[0] > 128  # 1,400 rows of a key head, which see more than two blocks of keys
+    pages = {name: getattr(case, name).to(dtype) for name in ("k_pages", "v_pages")}
+    found = native.paged_attention(*replace(case, **pages).arguments)
+    rounded = replace(case, **{name: x.float() for name, x in pages.items()})
+    np.testing.assert_allclose(found, oracle.attention(rounded), atol=3e-6)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_row_gives_the_same_bits_alone_and_in_a_crowd(seed):
     case = draw.attention(seed, longest=300, most_queries=40)
@@ -44,7 +57,8 @@ def test_a_row_gives_the_same_bits_alone_and_in_a_crowd(seed):
 
 
 def test_no_number_of_threads_changes_a_bit():
-    case, x = draw.attention(7, longest=300, most_queries=40), torch.randn(300, 70)
+    case = draw.attention(382, head_dims=(24,), longest=150, most_queries=350, groups=(4,))
+    x = torch.randn(300, 70)
     weight = torch.randn(200, 70)
     before = torch.get_num_threads()
     found = []

@@ -2,88 +2,136 @@
 
 #include "kernels.h"
 
-#define KEYS 64 /* taken at a time: their scores and values stay in the first cache */
-#define EARLY 8 /* keys ahead, of bfloat16, that are fetched */
+#define KEYS 64    /* in a block: what is read again and again stays in the first cache */
+#define CHUNK 16   /* numbers of a key or value that lie side by side: a line of the cache */
+#define WIDE 3     /* vectors of query rows in a piece: TALL * WIDE sums live in registers */
+#define LANES (WIDE * W)
+#define PIECES 12  /* in a task, at most: each block is copied once for all of them */
+#define CHUNKED(e) (((e) + CHUNK - 1) / CHUNK * CHUNK)
+#define TASK(e) ((2 * PIECES * LANES + 2 * KEYS) * CHUNKED(e)) /* floats that a thread works in */
+#define BOUNDS(spans) (((spans) + 8) / 8 * 8) /* 64-bit numbers, one more than there are spans */
+#define INLINE static inline __attribute__((always_inline))
 
-/* Query rows are the lanes of vectors, so keys are read where they lie, number by number: nothing of them is transposed,
-   and the softmax runs down the lanes. (R, V): so many keys or channels at a time, for V vectors of rows. */
-#define BLOCK(R, V)                                                                                                     \
-  static void score##R##_##V(const float *const *keys, int64_t ahead, const float *q, int64_t e, float *out) {         \
-    vec s[R][V];                                                                                                       \
-    UNROLL for (int i = 0; i < R; i++) UNROLL for (int j = 0; j < V; j++) s[i][j] = all(0);                            \
-    _Pragma("GCC unroll 4") for (int64_t p = 0; p < e; p++) {                                                          \
-      vec b[V];                                                                                                        \
-      if (p % 16 == 0)                                                                                                 \
-        UNROLL for (int i = 0; i < R; i++) __builtin_prefetch(keys[i] + ahead + p), __builtin_prefetch(keys[i + R] + p); \
-      UNROLL for (int j = 0; j < V; j++) b[j] = LOAD(q + (p * V + j) * W);                                             \
-      UNROLL for (int i = 0; i < R; i++) {                                                                             \
-        vec x = all(keys[i][p]);                                                                                       \
-        UNROLL for (int j = 0; j < V; j++) s[i][j] += x * b[j];                                                        \
-      }                                                                                                                \
-    }                                                                                                                  \
-    UNROLL for (int i = 0; i < R; i++) UNROLL for (int j = 0; j < V; j++) STORE(out + (i * V + j) * W, s[i][j]);       \
-  }                                                                                                                    \
-  static void blend##R##_##V(const float *v, int64_t e, const float *p, int64_t count, float *out) {                   \
-    vec s[R][V];                                                                                                       \
-    UNROLL for (int i = 0; i < R; i++) UNROLL for (int j = 0; j < V; j++) s[i][j] = LOAD(out + (i * V + j) * W);       \
-    _Pragma("GCC unroll 2") for (int64_t k = 0; k < count; k++) {                                                      \
-      vec b[V];                                                                                                        \
-      UNROLL for (int j = 0; j < V; j++) b[j] = LOAD(p + (k * V + j) * W);                                             \
-      UNROLL for (int i = 0; i < R; i++) {                                                                             \
-        vec x = all(v[k * e + i]);                                                                                     \
-        UNROLL for (int j = 0; j < V; j++) s[i][j] += x * b[j];                                                        \
-      }                                                                                                                \
-    }                                                                                                                  \
-    UNROLL for (int i = 0; i < R; i++) UNROLL for (int j = 0; j < V; j++) STORE(out + (i * V + j) * W, s[i][j]);       \
+/* Query rows that are attended for together: the lanes of up to WIDE vectors. So the softmax runs down the lanes, and
+   keys and values are read number by number. Every sum of a lane runs over the keys in their order. */
+typedef struct {
+  int64_t lanes;
+  float *q, *found;            /* (e, lanes) and (CHUNKED(e), lanes) */
+  ivec until[WIDE];            /* a lane sees the keys before this one */
+  int64_t least, most;         /* of `until` */
+  vec best[WIDE], total[WIDE]; /* of the softmax over the blocks so far */
+} Piece;
+
+/* Up to KEYS keys and their values, on pages. */
+typedef struct {
+  const void *k_pages, *v_pages; /* of one head; a position's are `step` numbers after those of the one before */
+  int half;                      /* they are bfloat16, else float32 */
+  const int32_t *table;
+  int64_t size, step, e, from, count; /* from: the first one's number in the context */
+  int64_t ahead, end, early;          /* of the block after it: what is not yet fetched, and how many at a time */
+} Block;
+
+/* out (CHUNKED(e) / CHUNK, KEYS, CHUNK) = a block's keys or values. Apart by a power of two, as they lie on pages, they
+   would share a few lines of the cache. */
+static void take(const Block *block, const void *pages, float *out) {
+  int64_t page = block->from / block->size, place = block->from % block->size, e = block->e;
+  for (int64_t k = 0; k < block->count; k++, out += CHUNK) {
+    int64_t at = (block->table[page] * block->size + place) * block->step;
+    for (int64_t c = 0; c < e; c += CHUNK)
+      if (block->half) widen((const uint16_t *)pages + at + c, MIN(CHUNK, e - c), out + c * KEYS);
+      else if (c + CHUNK <= e) memcpy(out + c * KEYS, (const float *)pages + at + c, CHUNK * sizeof(float));
+      else memcpy(out + c * KEYS, (const float *)pages + at + c, (e - c) * sizeof(float));
+    if (++place == block->size) place = 0, page++;
   }
-BLOCK(1, 1) BLOCK(1, 2)
-#if TALL == 8
-BLOCK(8, 1) BLOCK(8, 2)
-#define SCORE(V) score8_##V
-#define BLEND(V) blend8_##V
-#else
-BLOCK(4, 1) BLOCK(4, 2)
-#define SCORE(V) score4_##V
-#define BLEND(V) blend4_##V
-#endif
+}
 
-/* V * W query rows of one key head over some of the keys, `count` of them from number `from` on; lane i sees those under
-   until[i]. q and o are (e, lanes); o, best and total (of the softmax) go on from the keys before. The first piece of
-   the rows copies the values, `ahead` of the keys, side by side: apart by a power of two they would share a few lines of
-   the cache. */
+/* Fetch so many more of the next block's keys and values into the second cache. */
+static inline void fetch(Block *block, int64_t keys) {
+  int64_t width = block->half ? 2 : 4;
+  for (; keys > 0 && block->ahead < block->end; keys--, block->ahead++) {
+    int64_t at = (block->table[block->ahead / block->size] * block->size + block->ahead % block->size) * block->step * width;
+    for (int64_t byte = 0; byte < block->e * width; byte += 64) {
+      __builtin_prefetch((const char *)block->k_pages + at + byte, 0, 2);
+      __builtin_prefetch((const char *)block->v_pages + at + byte, 0, 2);
+    }
+  }
+}
+
+/* out (TALL, V) = scores of V vectors of rows and TALL keys, number `from` on; they go into piece->best. */
+INLINE void score(int V, Piece *piece, const float *keys, int64_t from, int64_t e, float *out) {
+  const float *q = piece->q;
+  vec s[TALL][WIDE];
+  UNROLL for (int i = 0; i < TALL; i++) UNROLL for (int j = 0; j < V; j++) s[i][j] = all(0);
+  for (int64_t c = 0; c < e; c += CHUNK, keys += KEYS * CHUNK) {
+    int64_t width = MIN(CHUNK, e - c);
+    _Pragma("GCC unroll 4") for (int64_t p = 0; p < width; p++, q += V * W) {
+      vec b[WIDE];
+      UNROLL for (int j = 0; j < V; j++) b[j] = LOAD(q + j * W);
+      UNROLL for (int i = 0; i < TALL; i++) {
+        vec x = all(keys[i * CHUNK + p]);
+        UNROLL for (int j = 0; j < V; j++) s[i][j] += x * b[j];
+      }
+    }
+  }
+  if (from + TALL > piece->least) /* keys after the block's last one are masked too: nobody sees them */
+    UNROLL for (int i = 0; i < TALL; i++)
+      UNROLL for (int j = 0; j < V; j++) s[i][j] = pick(piece->until[j] > (int32_t)(from + i), s[i][j], all(-INFINITY));
+  UNROLL for (int j = 0; j < V; j++) {
+    vec top = piece->best[j];
+    UNROLL for (int i = 0; i < TALL; i++) top = larger(s[i][j], top), STORE(out + (i * V + j) * W, s[i][j]);
+    piece->best[j] = top;
+  }
+}
+
+/* out (TALL, V) = itself * shrink + TALL channels of `count` values, each times its weights p. */
+INLINE void blend(int V, const float *values, const float *p, int64_t count, const vec *shrink, float *out) {
+  vec s[TALL][WIDE];
+  UNROLL for (int i = 0; i < TALL; i++)
+    UNROLL for (int j = 0; j < V; j++) s[i][j] = LOAD(out + (i * V + j) * W) * shrink[j];
+  _Pragma("GCC unroll 2") for (int64_t k = 0; k < count; k++, p += V * W, values += CHUNK) {
+    vec b[WIDE];
+    UNROLL for (int j = 0; j < V; j++) b[j] = LOAD(p + j * W);
+    UNROLL for (int i = 0; i < TALL; i++) {
+      vec x = all(values[i]);
+      UNROLL for (int j = 0; j < V; j++) s[i][j] += x * b[j];
+    }
+  }
+  UNROLL for (int i = 0; i < TALL; i++) UNROLL for (int j = 0; j < V; j++) STORE(out + (i * V + j) * W, s[i][j]);
+}
+
+/* A piece of V vectors over a block, whose keys are taken; its values are too, unless this is the `first` piece. */
+INLINE void attend(int V, Piece *piece, Block *block, int first, const float *keys, float *values) {
+  float s[KEYS * LANES] __attribute__((aligned(64)));
+  vec before[WIDE], shrink[WIDE], mass[WIDE];
+  UNROLL for (int j = 0; j < V; j++) before[j] = piece->best[j], mass[j] = all(0);
+  for (int64_t k = 0; k < block->count; k += TALL) {
+    fetch(block, block->early);
+    score(V, piece, keys + k * CHUNK, block->from + k, block->e, s + k * V * W);
+  }
+  for (int64_t k = 0; k < block->count; k++)
+    UNROLL for (int j = 0; j < V; j++) {
+      vec p = vexp(LOAD(s + (k * V + j) * W) - piece->best[j]);
+      STORE(s + (k * V + j) * W, p);
+      mass[j] += p;
+    }
+  UNROLL for (int j = 0; j < V; j++) {
+    shrink[j] = vexp(before[j] - piece->best[j]);
+    piece->total[j] = piece->total[j] * shrink[j] + mass[j];
+  }
+  if (first) take(block, block->v_pages, values);
+  for (int64_t c = 0; c < block->e; c += TALL) {
+    fetch(block, block->early);
+    blend(V, values + c / CHUNK * KEYS * CHUNK + c % CHUNK, s, block->count, shrink, piece->found + c * V * W);
+  }
+}
+
+typedef void (*Attend)(Piece *piece, Block *block, int first, const float *keys, float *values);
 #define ATTEND(V)                                                                                                      \
-  static void attend##V(const float *q, const ivec *until, int64_t least, vec *best, vec *total,                       \
-                        const float *const *keys, int64_t ahead, float *values, int first, int64_t from,               \
-                        int64_t count, int64_t e, float *o) {                                                          \
-    float s[KEYS * V * W] __attribute__((aligned(64)));                                                                \
-    int64_t i = 0, c = 0;                                                                                              \
-    for (; i + TALL <= count; i += TALL) SCORE(V)(keys + i, ahead, q, e, s + i * V * W);                               \
-    for (; i < count; i++) score1_##V(keys + i, ahead, q, e, s + i * V * W);                                           \
-    for (int j = 0; j < V; j++) {                                                                                      \
-      vec top = best[j], mass = all(0);                                                                                \
-      for (int64_t k = 0; k < count; k++) {                                                                            \
-        vec x = LOAD(s + (k * V + j) * W);                                                                             \
-        if (from + k >= least) {                                                                                       \
-          x = pick(until[j] > (int32_t)(from + k), x, all(-INFINITY));                                                 \
-          STORE(s + (k * V + j) * W, x);                                                                               \
-        }                                                                                                              \
-        top = larger(x, top);                                                                                          \
-      }                                                                                                                \
-      vec shrink = vexp(best[j] - top);                                                                                \
-      for (int64_t k = 0; k < count; k++) {                                                                            \
-        vec p = vexp(LOAD(s + (k * V + j) * W) - top);                                                                 \
-        STORE(s + (k * V + j) * W, p);                                                                                 \
-        mass += p;                                                                                                     \
-      }                                                                                                                \
-      total[j] = total[j] * shrink + mass;                                                                             \
-      best[j] = top;                                                                                                   \
-      if (from) for (int64_t c = 0; c < e; c++) STORE(o + (c * V + j) * W, LOAD(o + (c * V + j) * W) * shrink);        \
-    }                                                                                                                  \
-    for (int64_t k = 0; first && k < count; k++) memcpy(values + k * e, keys[k] + ahead, e * sizeof(float));           \
-    for (; c + TALL <= e; c += TALL) BLEND(V)(values + c, e, s, count, o + c * V * W);                                 \
-    for (; c < e; c++) blend1_##V(values + c, e, s, count, o + c * V * W);                                             \
+  static void attend##V(Piece *piece, Block *block, int first, const float *keys, float *values) {                     \
+    attend(V, piece, block, first, keys, values);                                                                      \
   }
-ATTEND(1) ATTEND(2)
+ATTEND(1) ATTEND(2) ATTEND(3)
+static const Attend by_width[] = {0, attend1, attend2, attend3};
 
 /* here (e, wide), the lanes from `lane` on = W query rows, each times scale. */
 static void take_lanes(const float *const *rows, float scale, int64_t e, float *here, int64_t wide, int64_t lane) {
@@ -113,73 +161,50 @@ static void give_lanes(const float *found, int64_t wide, int64_t lane, vec mass,
     for (int64_t i = 0; i < count; i++) rows[i][c] = found[c * wide + lane + i] * over[i];
 }
 
-#define LANES (2 * W)
-#define PIECES 8 /* of so many lanes that one task takes: keys and values are then fetched once for all of them */
-#define TASK(e) ((2 * PIECES * LANES + 2 * KEYS) * (e)) /* floats that a thread works in */
-#define BOUNDS(spans) (((spans) + 8) / 8 * 8)       /* 64-bit numbers, one more than there are spans */
-
 /* Floats of room for attention: two lists of bounds, then each thread's own. */
 int64_t dlm_attention_room(int64_t spans, int64_t e, int threads) { return 4 * BOUNDS(spans) + threads * TASK(e); }
 
-/* One task: rows (own of them, LANES at a time) of one key head, `group` query heads each, over all they see. `room`
-   holds TASK(e) floats. */
-static void attend(const float *q, int64_t stride_q, const void *k_pages, const void *v_pages, int half, const int32_t *table,
-                   const int32_t *positions, int32_t visible, int32_t block_length,
-                   const int64_t *rows, int64_t first, int64_t own, int64_t group, int64_t e, int64_t size,
-                   int64_t step, float scale, float *out, int64_t stride_out, float *room) {
-  float *queries = room, *found = queries + PIECES * LANES * e, *values = found + PIECES * LANES * e, *widened = values + KEYS * e;
-  const float *keys[KEYS + TALL]; /* and those of the block after it, which are fetched early */
-  vec best[PIECES][2], total[PIECES][2];
-  ivec until[PIECES][2];
-  int64_t least[PIECES], most[PIECES], all_most = 0, page = 0, place = 0;
-  const int64_t ahead = half ? 0 : (const float *)v_pages - (const float *)k_pages;
-  for (int64_t piece = 0; piece * LANES < own; piece++) {
-    int64_t lanes = MIN(LANES, own - piece * LANES), wide = lanes > W ? LANES : W;
+/* One task: query rows `first` to `last` of one key head, `group` query heads for each of `rows`, over all keys they see.
+   `block` lacks from and count; `room` holds TASK(e) floats. */
+static void attend_all(const float *q, int64_t stride_q, Block block, const int32_t *positions, int32_t visible,
+                       int32_t block_length, const int64_t *rows, int64_t first, int64_t last, int64_t group,
+                       float scale, float *out, int64_t stride_out, float *room) {
+  int64_t e = block.e, vectors = (last - first + W - 1) / W, count = (vectors + WIDE - 1) / WIDE, most = 0;
+  float *keys = room, *values = count == 1 ? keys : keys + KEYS * CHUNKED(e), *free = keys + 2 * KEYS * CHUNKED(e);
+  Piece pieces[PIECES];
+  for (int64_t i = 0, begin = first; i < count; begin += pieces[i++].lanes) {
+    Piece *piece = pieces + i;
     const float *from[LANES];
-    memset(found + piece * LANES * e, 0, wide * e * sizeof(float));
-    least[piece] = INT32_MAX, most[piece] = 0;
-    for (int j = 0; j < 2; j++) best[piece][j] = all(-1e30f), total[piece][j] = all(0);
-    for (int64_t i = 0; i < wide; i++) {
-      int64_t at = first + piece * LANES + MIN(i, lanes - 1), row = rows[at / group];
-      from[i] = q + row * stride_q + at % group * e;
+    piece->lanes = ((i + 1) * vectors / count - i * vectors / count) * W;
+    piece->q = free, piece->found = free + piece->lanes * CHUNKED(e), free += 2 * piece->lanes * CHUNKED(e);
+    memset(piece->found, 0, piece->lanes * CHUNKED(e) * sizeof(float));
+    piece->least = INT32_MAX, piece->most = 0;
+    for (int j = 0; j < WIDE; j++) piece->best[j] = all(-1e30f), piece->total[j] = all(0);
+    for (int64_t lane = 0; lane < piece->lanes; lane++) { /* without a row it does as the last one: nobody reads it */
+      int64_t at = MIN(begin + lane, last - 1), row = rows[at / group];
+      from[lane] = q + row * stride_q + at % group * e;
       int32_t limit = block_length > 0 ? MIN(visible, (positions[row] / block_length + 1) * block_length) : visible;
-      until[piece][i / W][i % W] = limit;
-      least[piece] = MIN(least[piece], limit), most[piece] = limit > most[piece] ? limit : most[piece];
-    } /* lanes without a row do as the last one does: nobody reads them */
-    for (int64_t i = 0; i < wide; i += W) take_lanes(from + i, scale, e, queries + piece * LANES * e, wide, i);
-    if (most[piece] > all_most) all_most = most[piece];
-  }
-  for (int64_t from = 0; from < all_most; from += KEYS) {
-    int first_piece = !half;
-    for (int64_t k = from && !half ? TALL : 0; k < KEYS + TALL; k++) {
-      if (half && k < KEYS && from + k < all_most) { /* widened here: keys and values then lie side by side */
-        int64_t at = (table[page] * size + place) * step;
-        const uint16_t *key = (const uint16_t *)k_pages + at, *value = (const uint16_t *)v_pages + at;
-        for (int64_t c = 0; c < e; c += 32) __builtin_prefetch(key + EARLY * step + c), __builtin_prefetch(value + EARLY * step + c);
-        widen(key, e, widened + k * e);
-        widen(value, e, values + k * e);
-        keys[k] = widened + k * e;
-        if (++place == size) place = 0, page++;
-      } else if (!half && from + k < all_most) {
-        keys[k] = (const float *)k_pages + (table[page] * size + place) * step;
-        if (++place == size) place = 0, page++;
-      } else keys[k] = keys[k - 1];
+      piece->until[lane / W][lane % W] = limit;
+      piece->least = MIN(piece->least, limit), piece->most = limit > piece->most ? limit : piece->most;
     }
-    for (int64_t piece = 0; piece * LANES < own; piece++) {
-      if (from >= most[piece]) continue;
-      (own - piece * LANES > W ? attend2 : attend1)(
-          queries + piece * LANES * e, until[piece], least[piece], best[piece], total[piece], keys, ahead,
-          values, first_piece, from, MIN(KEYS, all_most - from), e, found + piece * LANES * e);
-      first_piece = 0;
+    for (int64_t lane = 0; lane < piece->lanes; lane += W) take_lanes(from + lane, scale, e, piece->q, piece->lanes, lane);
+    if (piece->most > most) most = piece->most;
+  }
+  block.early = (TALL / 2 + count - 1) / count; /* asked for in every tile of every piece, of scores and of channels */
+  for (block.from = 0; block.from < most; block.from += KEYS) {
+    int first_piece = 1;
+    block.count = MIN(KEYS, most - block.from), block.ahead = block.from + KEYS, block.end = MIN(most, block.from + 2 * KEYS);
+    take(&block, block.k_pages, keys);
+    for (Piece *piece = pieces; piece < pieces + count; piece++)
+      if (block.from < piece->most) by_width[piece->lanes / W](piece, &block, first_piece, keys, values), first_piece = 0;
+  }
+  for (int64_t i = 0, at = first; i < count; i++)
+    for (int64_t lane = 0; lane < pieces[i].lanes; lane += W) {
+      float *to[W];
+      int64_t filled = 0;
+      for (; filled < W && at < last; at++) to[filled++] = out + at / group * stride_out + at % group * e;
+      give_lanes(pieces[i].found, pieces[i].lanes, lane, pieces[i].total[lane / W], e, to, filled);
     }
-    memcpy(keys, keys + KEYS, sizeof(float *) * TALL);
-  }
-  for (int64_t i = 0; i < own; i += W) {
-    int64_t piece = i / LANES, wide = own - piece * LANES > W ? LANES : W, count = MIN(W, own - i);
-    float *to[W];
-    for (int64_t lane = 0, at = first + i; lane < count; lane++, at++) to[lane] = out + at / group * stride_out + at % group * e;
-    give_lanes(found + piece * LANES * e, wide, i % LANES, total[piece][i % LANES / W], e, to, count);
-  }
 }
 
 /* out (w, h, e): of the packed rows those in `rows`, (w,) ascending. Spans and pages as in spans.py. `room` holds
@@ -196,17 +221,20 @@ void dlm_paged_attention(const float *q, int64_t stride_q, const void *k_pages, 
   for (int64_t i = 0; i < spans; i++) {
     while (at < w && rows[at] < starts[i + 1]) at++;
     begin[i + 1] = at;
-    task_of[i + 1] = task_of[i] + g * (((at - begin[i]) * group + PIECES * LANES - 1) / (PIECES * LANES));
+    int64_t pieces = ((at - begin[i]) * group + LANES - 1) / LANES, parts = (pieces + PIECES - 1) / PIECES;
+    if (threads > 1 && parts * g * spans < 4 * threads) parts = MIN(pieces, (4 * threads + g * spans - 1) / (g * spans));
+    task_of[i + 1] = task_of[i] + g * parts;
   }
   PARALLEL(task_of[spans]) for (int64_t task = 0; task < task_of[spans]; task++) {
     int64_t span = 0;
     while (task_of[span + 1] <= task) span++;
     int64_t lanes = (begin[span + 1] - begin[span]) * group, parts = (task_of[span + 1] - task_of[span]) / g;
-    int64_t head = (task - task_of[span]) / parts, first = (task - task_of[span]) % parts * PIECES * LANES;
+    int64_t head = (task - task_of[span]) / parts, part = (task - task_of[span]) % parts, vectors = (lanes + W - 1) / W;
+    int64_t first = part * vectors / parts * W, last = MIN(lanes, (part + 1) * vectors / parts * W);
     int64_t apart = head * e * (half ? 2 : 4);
-    attend(q + head * group * e, stride_q, (const char *)k_pages + apart, (const char *)v_pages + apart, half, tables + span * table_width,
-           positions, visible[span], block_lengths[span], rows + begin[span], first,
-           MIN(PIECES * LANES, lanes - first), group, e, size, g * e, scale,
-           out + (begin[span] * h + head * group) * e, h * e, own + THREAD * TASK(e));
+    Block block = {(const char *)k_pages + apart, (const char *)v_pages + apart, half, tables + span * table_width,
+                   size, g * e, e};
+    attend_all(q + head * group * e, stride_q, block, positions, visible[span], block_lengths[span], rows + begin[span],
+               first, last, group, scale, out + (begin[span] * h + head * group) * e, h * e, own + THREAD * TASK(e));
   }
 }

@@ -4,7 +4,6 @@
 #include "products.h"
 
 #if defined(__x86_64__) && W >= 8
-#include <immintrin.h>
 
 #define WORD(p) (*(const word *)(p) - (ivec){0})
 

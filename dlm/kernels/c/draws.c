@@ -9,9 +9,6 @@ typedef uint64_t pairs __attribute__((vector_size(W * 4)));
 #define MARGIN 1e-3f      /* what comes so near to the best is looked at */
 #define UNSURE 3e-5f      /* two sums so near each other: the logarithms' last bits decide, and they are torch's */
 
-#ifdef __SSE2__
-#include <immintrin.h>
-#endif
 static inline pairs wide(pairs x, uint64_t y) { /* of the lower halves */
 #if W == 16
   return (pairs)_mm512_mul_epu32((__m512i)x, (__m512i)(y - (pairs){0}));

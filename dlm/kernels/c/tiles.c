@@ -38,7 +38,6 @@ static void tile_dot(int c, int a, int b) {
 #define _tile_dpbf16ps(c, a, b) tile_dot(c, a, b)
 int dlm_has_bf16_tiles(void) { return 1; }
 #else
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #define TARGET __attribute__((target("amx-tile,amx-bf16")))

@@ -6,11 +6,14 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define W 16    /* floats in a vector */
 #define HIGH 14 /* rows of a product's tile: HIGH * 2 sums live in registers */
-#define TALL 8  /* the same, of attention's tiles */
+#define TALL 8  /* keys or channels in a tile of attention.c: a divisor of its CHUNK */
 #elif defined(__AVX2__)
 #define W 8
 #define HIGH 6
@@ -49,15 +52,26 @@ int omp_get_thread_num(void);
 
 static inline vec all(float x) { return x - (vec){0}; }
 static inline vec pick(ivec which, vec yes, vec no) { return (vec)((which & (ivec)yes) | (~which & (ivec)no)); }
-static inline vec larger(vec a, vec b) { return pick(a > b, a, b); }
+
+/* a > b ? a : b, so b where one of them is NaN. x86 has an instruction for it that compilers do not find. */
+static inline vec larger(vec a, vec b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#elif defined(__x86_64__)
+  return _mm_max_ps(a, b);
+#else
+  return pick(a > b, a, b);
+#endif
+}
 
 /* exp to 2 units in the last place for x <= 88: 2^n times Cephes' polynomial of the rest; 0 under -87, where fp32 is
-   subnormal; NaN stays. n is rounded by adding 1.5 * 2^23, which leaves no bits for a fraction, and 127 with it, so that
-   the sum's last bits are the exponent of 2^n. */
+   subnormal and the polynomial's answer is masked; NaN stays. n is rounded by adding 1.5 * 2^23, which leaves no bits for
+   a fraction, and 127 with it, so that the sum's last bits are the exponent of 2^n. */
 static inline vec vexp(vec x) {
-  const vec low = all(-87.0f);
-  vec y = pick(x < low, low, x), t = y * 1.44269504f + 12583039.0f, n = t - 12583039.0f;
-  vec r = y - n * 0.693359375f + n * 2.12194440e-4f;
+  vec t = x * 1.44269504f + 12583039.0f, n = t - 12583039.0f;
+  vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
   vec p = all(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -65,7 +79,7 @@ static inline vec vexp(vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  return (vec)((ivec)(p * (vec)((ivec)t << 23)) & ~(x < low));
+  return (vec)((ivec)(p * (vec)((ivec)t << 23)) & ~(x < -87.0f));
 }
 
 static inline float sum(vec x) {
