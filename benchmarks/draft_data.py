@@ -1,7 +1,7 @@
 """What a draft learns from: its target's own answers against raw text, the target's states against none; and DFlash 2.
 
     python benchmarks/draft_data.py [--seeds 0 1 2] [--steps 150]                   # the tiny target of configs/dflash/
-    python benchmarks/draft_data.py --config configs/dflash/pico.toml --steps 300 --train.batch_size 8 --output draft-data-pico.json
+    python benchmarks/draft_data.py --config configs/dflash/pico.toml --steps 1000 --train.batch_size 8 --output draft-data-pico.json
 
 needs the answers that the config names: steps 1 to 3 of configs/dflash/, or
 `dlm-prepare trajectories --config configs/dflash/pico-responses.toml`. Any setting of dlm-train may follow. Trains a draft
