@@ -96,7 +96,10 @@ def main() -> None:
     seeds = {str(seed): f"seed {seed}" for seed in args.seeds}
     print(markdown(rows, {"case": "texts", "row": "tau of a draft trained on", **seeds}))
     if args.output:
-        write(Path(args.output), {"machine": machine(), "config": args.config, "settings": given, "tau": found})
+        write(
+            Path(args.output),
+            {"machine": machine(), "config": args.config, "settings": given, "prompts": args.prompts, "tau": found},
+        )
 
 
 def _beginnings(target: dlm.LM, length: int, count: int) -> list[list[int]]:

@@ -10,7 +10,6 @@
 #define CHUNKED(e) (((e) + CHUNK - 1) / CHUNK * CHUNK)
 #define TASK(e) ((2 * PIECES * LANES + 2 * KEYS) * CHUNKED(e)) /* floats that a thread works in */
 #define BOUNDS(spans) (((spans) + 8) / 8 * 8) /* 64-bit numbers, one more than there are spans */
-#define INLINE static inline __attribute__((always_inline))
 
 /* Query rows that are attended for together: the lanes of up to WIDE vectors. So the softmax runs down the lanes, and
    keys and values are read number by number. Every sum of a lane runs over the keys in their order. */

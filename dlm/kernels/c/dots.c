@@ -56,7 +56,7 @@ typedef int16_t halves __attribute__((vector_size(2 * W)));
 /* Each GROUP of a row: a scale, what sums begin with, and whole numbers of up to `most`, `per` of them in a word. int8 weights
    are multiplied as w + 128, for which a beginning of -128 times the sum makes up. A row with NaN or infinity gives such a
    scale. `n` of them are made here. */
-static inline __attribute__((always_inline)) void group(const float *x, int64_t n, float most, int per, uint32_t *out) {
+INLINE void group(const float *x, int64_t n, float most, int per, uint32_t *out) {
   const int64_t count = (n + W - 1) / W;
   float rest[W] = {0}, top, scale, over;
   ivec tops = {0}, totals = {0};

@@ -34,6 +34,7 @@ typedef vec loose __attribute__((aligned(4), may_alias)); /* anywhere in memory 
 #define STORE(p, x) (*(loose *)(p) = (x))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define UNROLL _Pragma("GCC unroll 16")
+#define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else

@@ -38,9 +38,9 @@ class SpanMasking(RandomMasking):
         masked = (draw(position=start, token=RUN) < level * c.span_level) & batch.answer
         spans = chosen < c.span_share
         masked = torch.where(spans, masked, noised.masked)
-        counts = _places(masked).double() ** -c.span_edges * masked
+        counts = _places(masked).to(weight.dtype) ** -c.span_edges * masked
         counts = counts * (2 / c.span_level * masked.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp(min=1e-9))
-        counts = token_weights(counts.to(weight.dtype), batch.answer, batch.samples)
+        counts = token_weights(counts, batch.answer, batch.samples)
         shown = torch.where(masked, self.mask_id, batch.input_ids)
         return super()._view(batch, Noised(shown, masked, noised.weight), torch.where(spans, counts, weight))
 
