@@ -104,7 +104,8 @@ class Batch:
         with torch.inference_mode():
             scheduled = self.scheduler.schedule()
             for item in scheduled:
-                item.sequence.started(now)
+                if not item.sequence.begun:
+                    item.sequence.started(now)
             results = self.stepper.run(scheduled)
         for item in scheduled:
             self.scheduler.ran(item)

@@ -114,7 +114,8 @@ class Stepper:
 
     def _lay_out(self, scheduled: list[Scheduled]) -> Forward:
         """The step's forward; that of the step before where nothing moved."""
-        key = tuple((item.sequence.number, item.sequence.pages.version, item.span) for item in scheduled)
+        seqs = [item.sequence for item in scheduled]
+        key = [seq.number for seq in seqs], [seq.pages.version for seq in seqs], [item.span for item in scheduled]
         if self._last is None or self._last[0] != key:
             self._last = key, self.compute.forward(Layout(scheduled, self.pool, self.network))
         return self._last[1]
@@ -145,8 +146,10 @@ def _shown(item: Scheduled, branch: int) -> np.ndarray:
 
 
 def _by_strategy(scheduled: list[Scheduled]) -> Iterator[tuple[Strategy, list[Scheduled]]]:
-    for strategy in {id(item.sequence.strategy): item.sequence.strategy for item in scheduled}.values():
-        yield strategy, [item for item in scheduled if item.sequence.strategy is strategy]
+    strategies = dict.fromkeys([item.sequence.strategy for item in scheduled])
+    for strategy in strategies:
+        own = len(strategies) > 1
+        yield strategy, [item for item in scheduled if item.sequence.strategy is strategy] if own else scheduled
 
 
 def _questions(item: Scheduled, starts: Sized[int]) -> Iterator[Question]:
