@@ -78,6 +78,8 @@ class Canvas:
         self.start, self.end = given, given + request.gen_length
         """The first generated position, and one past the last (equal when infilling)."""
         self.open: list[OpenBlock] = []
+        self.opened = np.zeros(4, np.int64)
+        """Of one open block: `first`, `last`, its steps, and the step at which it was opened."""
         self.first = self.last = 0
         """The first position of the open blocks, and one past their last."""
         self.columns = np.zeros(0, np.int64)
@@ -85,6 +87,11 @@ class Canvas:
         """The columns, to index with."""
         self.real = np.zeros(0, bool)
         """Which columns are no GAP."""
+
+    def move(self, tokens: np.ndarray, masked: np.ndarray, when: np.ndarray, opened: np.ndarray) -> None:
+        """Have other arrays for the same, of the same shapes."""
+        tokens[:], masked[:], when[:], opened[:] = self.tokens, self.masked, self.when, self.opened
+        self.tokens, self.masked, self.when, self.opened = tokens, masked, when, opened
 
     @property
     def capacity(self) -> int:
@@ -199,6 +206,7 @@ class Canvas:
             window = positions = np.insert(positions, gaps, GAP)
         self.columns, self.window, self.real = positions, window, positions != GAP
         self.first, self.last = int(positions[0]), int(positions[-1]) + 1
+        self.opened[:] = self.first, self.last, self.open[0].steps, self.open[0].started
 
 
 def positions_of(positions: Sized[int]) -> np.ndarray:

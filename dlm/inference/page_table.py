@@ -20,6 +20,8 @@ class PageTable:
     """Of the first pages of each branch: a digest of the page's tokens and of all before it."""
     clean: int = 0
     """Exact cache: positions under this one have their final keys in the pages."""
+    booked: int = -1
+    """Exact cache: the `clean` up to which full pages were offered to others; -1 where they are to be offered anew."""
     reused: int = 0
     """Exact cache: positions whose pages another request had filled, when this one began."""
     refreshed: int | None = None
@@ -36,7 +38,7 @@ class PageTable:
 
     def begin(self, pool: PagePool) -> None:
         """An empty list of pages for each branch."""
-        self.epoch, self.laid = pool.epoch, None
+        self.epoch, self.laid, self.booked = pool.epoch, None, -1
         self.tables = [[] for _ in range(self.branches)]
         self.digests = [[] for _ in range(self.branches)]
 

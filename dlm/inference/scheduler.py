@@ -115,10 +115,11 @@ class Scheduler:
         if self.approximate and len(span.positions) == seq.canvas.length and span == full(seq):
             seq.pages.refreshed = seq.step
         if not span.decides:
-            seq.pages.clean = max(seq.pages.clean, span.end)
+            seq.pages.clean, seq.pages.booked = max(seq.pages.clean, span.end), -1
 
     def remember(self, seq: Sequence) -> None:
         """Let the pages whose keys are final be found by others with the same beginning."""
+        seq.pages.booked = seq.pages.clean
         if self.cache != "exact":
             return
         for branch, table in enumerate(seq.pages.tables):

@@ -189,19 +189,26 @@ class Sequence:
         settings = self.decoding.settings
         editing = settings.edit_threshold is not None
         unsettled = self.canvas.apply(decision, self.step, settings.max_post_edit_steps if editing else None)
-        if self.attention_block is not None:
-            self._settle(unsettled)
+        self.follow(decision, unsettled)
+
+    def follow(self, decision: Decision, unsettled: int) -> None:
+        """What a step that the canvas has written down brings: `unsettled` is what `Canvas.apply` gave."""
+        self.pages.clean = max(self.pages.clean, self.clean_until(unsettled, self.canvas.last))
+        self.go_on()
+        self.done = not self.strategy.advance(self, decision)
+
+    def go_on(self) -> None:
+        """To the next step."""
         self.step += 1
         if self.pages.lingering:
             self.pages.lingering = [(first, left - 1) for first, left in self.pages.lingering if left > 1]
-        self.done = not self.strategy.advance(self, decision)
 
-    def _settle(self, unsettled: int) -> None:
+    def clean_until(self, unsettled: int, last: int) -> int:
         """Final are the keys before the attention block of the first position whose token was not final."""
-        assert self.attention_block is not None
-        last = self.canvas.last
-        end = last - 1 if self.attention_block == 1 and self.shift else last
-        self.pages.clean = max(self.pages.clean, min(unsettled, end) // self.attention_block * self.attention_block)
+        block = self.attention_block
+        if block is None:
+            return 0
+        return min(unsettled, last - 1 if block == 1 and self.shift else last) // block * block
 
     def outcome(self) -> Outcome:
         """The canvas as it is."""

@@ -1,0 +1,112 @@
+"""The canvases of all plain requests side by side, so that what a step commits of them is written down at once.
+
+Each of these canvases reads and writes its own part of the arrays here; `Sequence.plain` says whose these are.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dlm.inference.canvas import Decision
+
+if TYPE_CHECKING:
+    from dlm.inference.sequence import Sequence
+
+
+class Commits(NamedTuple):
+    """What a step commits of some canvases, of each the columns of its one open block: (requests, columns)."""
+
+    seqs: "list[Sequence]"
+    first: np.ndarray
+    """The first column of each, (requests,)."""
+    end: np.ndarray
+    """One past its last."""
+    where: np.ndarray
+    """The columns' places in `Canvases`."""
+    masks: np.ndarray
+    """Which are masked before the step; False behind an end."""
+    token: np.ndarray
+    commit: np.ndarray
+
+    def of(self, number: int) -> Decision:
+        """Those of one request."""
+        width = int(self.end[number] - self.first[number])
+        return Decision(self.token[number, :width], self.commit[number, :width])
+
+
+class Canvases:
+    """Arrays that canvases have in common: one behind the other in `tokens`, `masked` and `when`, a row each in `opened`."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Counts how often canvases got other places than they had."""
+        self.places: dict[Sequence, int] = {}
+        """The number of each canvas."""
+        self._renew(0)
+
+    def add(self, seq: "Sequence") -> None:
+        """Take a request's canvas in."""
+        if not self._free or self._used + seq.capacity > len(self.tokens):
+            self._renew(seq.capacity)
+        self._put(seq)
+
+    def remove(self, seq: "Sequence") -> None:
+        """Let a canvas have its own arrays again, where it was one of these."""
+        place = self.places.pop(seq, None)
+        if place is not None:
+            canvas = seq.canvas
+            tokens, masked, when = (np.empty_like(x) for x in (canvas.tokens, canvas.masked, canvas.when))
+            canvas.move(tokens, masked, when, np.empty_like(canvas.opened))
+            self._free.append(place)
+
+    def clear(self) -> None:
+        """Let all canvases have their own arrays again."""
+        for seq in list(self.places):
+            self.remove(seq)
+        self._renew(0)
+
+    def write(self, commits: Commits) -> "list[tuple[Sequence, Decision, int]]":
+        """Write down a step, and close the blocks that have no masks left.
+
+        Returns those for whom more follows from it: their decision, and the first position whose token was not final
+        when the step's keys were computed. All others only go on to their next step: the same block, and no new text.
+        """
+        seqs, masks, where = commits.seqs, commits.masks, commits.where[commits.commit]
+        self.tokens[where] = commits.token[commits.commit]
+        self.masked[where] = False
+        self.when[where] = np.repeat([seq.step for seq in seqs], commits.commit.sum(1))
+        left = masks & ~commits.commit
+        before, closed = masks.argmax(1), ~left.any(1)
+        unsettled = commits.first + before
+        more = closed | (left.argmax(1) != before) | self._cleaner(commits, unsettled)
+        for number in np.flatnonzero(closed).tolist():
+            seqs[number].canvas.open[0].closed = True
+        for seq, awake in zip(seqs, more.tolist(), strict=True):
+            if not awake:
+                seq.go_on()
+        return [(seqs[i], commits.of(i), int(unsettled[i])) for i in np.flatnonzero(more).tolist()]
+
+    def _cleaner(self, commits: Commits, unsettled: np.ndarray) -> np.ndarray:
+        """Whose keys become final further on than was booked last."""
+        clean = [
+            seq.clean_until(*ends)
+            for seq, *ends in zip(commits.seqs, unsettled.tolist(), commits.end.tolist(), strict=True)
+        ]
+        return np.array(clean) > [seq.pages.booked for seq in commits.seqs]
+
+    def _renew(self, more: int) -> None:
+        """Larger arrays, without what ended requests left behind."""
+        seqs, self.places = list(self.places), {}
+        size, count = 2 * (sum(seq.capacity for seq in seqs) + more) + 1, 2 * (len(seqs) + 1)
+        self.tokens, self.masked, self.when = np.zeros(size, np.int64), np.zeros(size, bool), np.zeros(size, np.int64)
+        self.opened, self.offsets = np.zeros((count, 4), np.int64), np.zeros(count, np.int64)
+        self._used, self._free = 0, list(range(count))
+        self.version += 1
+        for seq in seqs:
+            self._put(seq)
+
+    def _put(self, seq: "Sequence") -> None:
+        place, start, end = self._free.pop(), self._used, self._used + seq.capacity
+        self.places[seq], self.offsets[place], self._used = place, start, end
+        tokens, masked, when = (x[start:end] for x in (self.tokens, self.masked, self.when))
+        seq.canvas.move(tokens, masked, when, self.opened[place])
