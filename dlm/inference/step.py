@@ -150,10 +150,8 @@ class Stepper:
 
     def _places(self, seqs: list[Sequence], layout: Layout) -> np.ndarray:
         """Where the tokens of all rows stand in `canvases`; anything for requests that are not there."""
-        places = [self.canvases.places.get(seq, 0) for seq in seqs]
-        firsts = [rows[0] for rows in layout.starts]
-        lengths = np.diff(firsts, append=layout.rows)
-        return layout.host_positions + np.repeat(self.canvases.offsets[places], lengths)
+        places = [self.canvases.places.get(seq, 0) for seq in seqs for _ in range(seq.pages.branches)]
+        return layout.host_positions + self.canvases.offsets[places][layout.owner]
 
 
 def _arrays(groups: list[Round]) -> dict[str, np.ndarray]:
