@@ -115,9 +115,8 @@ class Batch:
             if isinstance(answer, BrokenLogits):
                 self.fail(seq, str(answer))
         for commits in together:
-            for seq, decision, unsettled in self.stepper.canvases.write(commits):
+            for seq in self.stepper.canvases.write(commits):
                 if self._is_current(seq):
-                    seq.follow(decision, unsettled)
                     self._go_on(seq)
         made = [(seq, answer) for seq, answer in results if not isinstance(answer, BrokenLogits)]
         for number in range(max((len(decisions) for _, decisions in made), default=0)):
@@ -268,5 +267,7 @@ class Batch:
 
 
 def _until_stop(tokens: Sized[int], stop: frozenset[int]) -> list[int]:
-    ended = next((i for i, token in enumerate(tokens) if token in stop), len(tokens))
+    if stop.isdisjoint(tokens):
+        return list(tokens)
+    ended = next(i for i, token in enumerate(tokens) if token in stop)
     return list(tokens[: ended + 1])

@@ -170,8 +170,8 @@ class Canvas:
             end = min(end, until)
         if start >= end or self.masked[start]:
             return []
-        masks = np.flatnonzero(self.masked[start:end])
-        return self.tokens[start : start + masks[0] if len(masks) else end].tolist()
+        count = int(self.masked[start:end].argmax())  # 0: there is no mask, for the first is none
+        return self.tokens[start : start + count if count else end].tolist()
 
     def after(self, decision: Decision) -> np.ndarray:
         """A copy of the tokens shown to the network, as they will be when `decision` is applied."""
@@ -201,11 +201,13 @@ class Canvas:
         if len(self.open) > 1:
             positions = np.sort(np.concatenate([block.positions for block in self.open]))
             window = run_of(positions)
+        self.first, self.last = int(positions[0]), int(positions[-1]) + 1
+        self.real = np.ones(len(positions), bool)
         if not isinstance(window, slice):
             gaps = np.flatnonzero(np.diff(positions) != 1) + 1
             window = positions = np.insert(positions, gaps, GAP)
-        self.columns, self.window, self.real = positions, window, positions != GAP
-        self.first, self.last = int(positions[0]), int(positions[-1]) + 1
+            self.real = positions != GAP
+        self.columns, self.window = positions, window
         self.opened[:] = self.first, self.last, self.open[0].steps, self.open[0].started
 
 

@@ -27,6 +27,8 @@ class Commits(NamedTuple):
     """Which are masked before the step; False behind an end."""
     token: np.ndarray
     commit: np.ndarray
+    clean: np.ndarray
+    """Exact cache: positions under this one have their final keys then, (requests,)."""
 
     def of(self, number: int) -> Decision:
         """Those of one request."""
@@ -65,34 +67,26 @@ class Canvases:
             self.remove(seq)
         self._renew(0)
 
-    def write(self, commits: Commits) -> "list[tuple[Sequence, Decision, int]]":
-        """Write down a step, and close the blocks that have no masks left.
+    def write(self, commits: Commits) -> "list[Sequence]":
+        """Write down a step of requests, and let those whose blocks have no masks left close them.
 
-        Returns those for whom more follows from it: their decision, and the first position whose token was not final
-        when the step's keys were computed. All others only go on to their next step: the same block, and no new text.
+        Returns those of whom there may be something new: a block's end, more text, or more keys that are final.
         """
         seqs, masks, where = commits.seqs, commits.masks, commits.where[commits.commit]
         self.tokens[where] = commits.token[commits.commit]
         self.masked[where] = False
         self.when[where] = np.repeat([seq.step for seq in seqs], commits.commit.sum(1))
         left = masks & ~commits.commit
-        before, closed = masks.argmax(1), ~left.any(1)
-        unsettled = commits.first + before
-        more = closed | (left.argmax(1) != before) | self._cleaner(commits, unsettled)
-        for number in np.flatnonzero(closed).tolist():
-            seqs[number].canvas.open[0].closed = True
-        for seq, awake in zip(seqs, more.tolist(), strict=True):
-            if not awake:
-                seq.go_on()
-        return [(seqs[i], commits.of(i), int(unsettled[i])) for i in np.flatnonzero(more).tolist()]
-
-    def _cleaner(self, commits: Commits, unsettled: np.ndarray) -> np.ndarray:
-        """Whose keys become final further on than was booked last."""
-        clean = [
-            seq.clean_until(*ends)
-            for seq, *ends in zip(commits.seqs, unsettled.tolist(), commits.end.tolist(), strict=True)
-        ]
-        return np.array(clean) > [seq.pages.booked for seq in commits.seqs]
+        closed, further = ~left.any(1), left.argmax(1) != masks.argmax(1)
+        cleaner = commits.clean > [seq.pages.booked for seq in seqs]
+        for i in np.flatnonzero(cleaner).tolist():
+            seqs[i].pages.clean = max(seqs[i].pages.clean, int(commits.clean[i]))
+        for seq in seqs:
+            seq.go_on()
+        for i in np.flatnonzero(closed).tolist():
+            seqs[i].canvas.open[0].closed = True
+            seqs[i].advance(commits.of(i))
+        return [seqs[i] for i in np.flatnonzero(closed | further | cleaner).tolist()]
 
     def _renew(self, more: int) -> None:
         """Larger arrays, without what ended requests left behind."""

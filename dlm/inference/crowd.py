@@ -7,6 +7,9 @@ from dlm.inference.decide import Round, recipe_of
 from dlm.inference.layout import Layout
 from dlm.inference.sequence import Sequence
 
+NEVER = 1 << 62
+"""Stands for an attention block without an end: no key is ever final."""
+
 
 class Crowd:
     """Plain requests of one kind, and what stays the same of them from step to step."""
@@ -17,6 +20,10 @@ class Crowd:
         self.recipe, _ = recipe_of(self.seqs[0].kind, several=False, confident=False, topk=0)
         self.places = np.array([canvases.places[seq] for seq in self.seqs])
         self.offsets = canvases.offsets[self.places][:, None]
+        blocks = [seq.attention_block or NEVER for seq in self.seqs]
+        self.blocks = np.array(blocks)
+        self.unread = (self.blocks == 1) & bool(self.seqs[0].shift)
+        """Whose last key is not computed with the others: the token at p is read at p - 1."""
         self.seeds = np.array([seq.request.seed for seq in self.seqs], np.int64)
         self.samples = np.array([seq.request.sample for seq in self.seqs], np.int64)
 
@@ -81,7 +88,9 @@ class CrowdRound(Round):
         token, bad, commit = (grid[:b, :w] for grid in found[:3])
         if bad.any():
             return None
-        return Commits(self.seqs, self.first, self.end, self.where, self.masks, token, commit)
+        unsettled = self.first + self.masks.argmax(1)
+        clean = np.minimum(unsettled, self.end - self.crowd.unread) // self.crowd.blocks * self.crowd.blocks
+        return Commits(self.seqs, self.first, self.end, self.where, self.masks, token, commit, clean)
 
     def _quota(self) -> np.ndarray:
         masked, steps = self.end - self.first, np.array([seq.step for seq in self.seqs]) - self.opened

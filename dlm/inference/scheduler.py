@@ -119,6 +119,8 @@ class Scheduler:
 
     def remember(self, seq: Sequence) -> None:
         """Let the pages whose keys are final be found by others with the same beginning."""
+        if seq.pages.booked == seq.pages.clean:
+            return
         seq.pages.booked = seq.pages.clean
         if self.cache != "exact":
             return
@@ -131,16 +133,17 @@ class Scheduler:
     def _next(self, seq: Sequence, budget: int, scheduled: list[Scheduled]) -> Scheduled | None:
         """What a running request runs next: the very item of the step before where nothing it depends on has changed."""
         lasting = self.lasting and seq.plain
-        if lasting and seq.latest is not None:
-            state, item = seq.latest
-            if state == _state(seq) and len(item.span.positions) <= budget:
+        state = _state(seq) if lasting else ()
+        if lasting and seq.latest is not None and seq.latest[0] == state:
+            item = seq.latest[1]
+            if len(item.span.positions) <= budget:
                 return item
         span = self._fit(seq, budget)
         if span is None or not self._provide(seq, max(span.visible, seq.strategy.reach(seq)), scheduled):
             return None
         item = Scheduled(seq, span)
         if lasting and span.decides:
-            seq.latest = _state(seq), item
+            seq.latest = (*state[:-1], seq.pages.version), item  # it may have got more pages
         return item
 
     def _fit(self, seq: Sequence, budget: int) -> Span | None:

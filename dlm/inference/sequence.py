@@ -93,7 +93,7 @@ class Sequence:
     def request(self) -> Request:
         return self.decoding.request
 
-    @property
+    @cached_property
     def request_id(self) -> str:
         return self.decoding.request.request_id
 
@@ -189,12 +189,13 @@ class Sequence:
         settings = self.decoding.settings
         editing = settings.edit_threshold is not None
         unsettled = self.canvas.apply(decision, self.step, settings.max_post_edit_steps if editing else None)
-        self.follow(decision, unsettled)
-
-    def follow(self, decision: Decision, unsettled: int) -> None:
-        """What a step that the canvas has written down brings: `unsettled` is what `Canvas.apply` gave."""
-        self.pages.clean = max(self.pages.clean, self.clean_until(unsettled, self.canvas.last))
+        if self.attention_block is not None:
+            self._settle(unsettled, self.attention_block)
         self.go_on()
+        self.advance(decision)
+
+    def advance(self, decision: Decision) -> None:
+        """After a decision was written down: close, open and finish blocks."""
         self.done = not self.strategy.advance(self, decision)
 
     def go_on(self) -> None:
@@ -203,12 +204,11 @@ class Sequence:
         if self.pages.lingering:
             self.pages.lingering = [(first, left - 1) for first, left in self.pages.lingering if left > 1]
 
-    def clean_until(self, unsettled: int, last: int) -> int:
+    def _settle(self, unsettled: int, block: int) -> None:
         """Final are the keys before the attention block of the first position whose token was not final."""
-        block = self.attention_block
-        if block is None:
-            return 0
-        return min(unsettled, last - 1 if block == 1 and self.shift else last) // block * block
+        last = self.canvas.last
+        end = last - 1 if block == 1 and self.shift else last
+        self.pages.clean = max(self.pages.clean, min(unsettled, end) // block * block)
 
     def outcome(self) -> Outcome:
         """The canvas as it is."""
