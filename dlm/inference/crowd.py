@@ -7,6 +7,8 @@ from dlm.inference.decide import Round, recipe_of
 from dlm.inference.layout import Layout
 from dlm.inference.sequence import Sequence
 
+ALONE = 1
+"""So many requests of a kind are faster asked by themselves."""
 NEVER = 1 << 62
 """Stands for an attention block without an end: no key is ever final."""
 
@@ -20,10 +22,7 @@ class Crowd:
         self.recipe, _ = recipe_of(self.seqs[0].kind, several=False, confident=False, topk=0)
         self.places = np.array([canvases.places[seq] for seq in self.seqs])
         self.offsets = canvases.offsets[self.places][:, None]
-        blocks = [seq.attention_block or NEVER for seq in self.seqs]
-        self.blocks = np.array(blocks)
-        self.unread = (self.blocks == 1) & bool(self.seqs[0].shift)
-        """Whose last key is not computed with the others: the token at p is read at p - 1."""
+        self.blocks = np.array([seq.attention_block or NEVER for seq in self.seqs])
         self.seeds = np.array([seq.request.seed for seq in self.seqs], np.int64)
         self.samples = np.array([seq.request.sample for seq in self.seqs], np.int64)
 
@@ -52,8 +51,10 @@ class Crowds:
             others = []
             for number, seq in enumerate(asked):
                 (others if seq.kind in special else crowds.setdefault(seq.kind, [])).append(number)
+            large = [numbers for numbers in crowds.values() if len(numbers) > ALONE]
+            others += [number for numbers in crowds.values() if len(numbers) <= ALONE for number in numbers]
             self._known = known
-            self._found = [Crowd(asked, numbers, self.canvases) for numbers in crowds.values()], others
+            self._found = [Crowd(asked, numbers, self.canvases) for numbers in large], sorted(others)
         return self._found
 
 
@@ -89,7 +90,9 @@ class CrowdRound(Round):
         if bad.any():
             return None
         unsettled = self.first + self.masks.argmax(1)
-        clean = np.minimum(unsettled, self.end - self.crowd.unread) // self.crowd.blocks * self.crowd.blocks
+        clean = (
+            unsettled // self.crowd.blocks * self.crowd.blocks
+        )  # see `Sequence._settle`: it is before the block's end
         return Commits(self.seqs, self.first, self.end, self.where, self.masks, token, commit, clean)
 
     def _quota(self) -> np.ndarray:
