@@ -105,7 +105,7 @@ class Batch:
         with torch.inference_mode():
             scheduled = self.scheduler.schedule()
             for item in scheduled:
-                if not item.sequence.begun:
+                if item.sequence.times.started is None:
                     self._start(item.sequence, now)
             self.stepper.apart = self.on_step is not None
             results, together = self.stepper.run(scheduled)
@@ -115,7 +115,11 @@ class Batch:
             if isinstance(answer, BrokenLogits):
                 self.fail(seq, str(answer))
         for commits in together:
-            for seq in self.stepper.canvases.write(commits):
+            settled, news = self.stepper.canvases.write(commits)
+            for seq in settled:
+                if self._is_current(seq):
+                    self.scheduler.remember(seq)
+            for seq in news:
                 if self._is_current(seq):
                     self._go_on(seq)
         made = [(seq, answer) for seq, answer in results if not isinstance(answer, BrokenLogits)]

@@ -67,10 +67,10 @@ class Canvases:
             self.remove(seq)
         self._renew(0)
 
-    def write(self, commits: Commits) -> "list[Sequence]":
+    def write(self, commits: Commits) -> "tuple[list[Sequence], list[Sequence]]":
         """Write down a step of requests, and let those whose blocks have no masks left close them.
 
-        Returns those of whom there may be something new: a block's end, more text, or more keys that are final.
+        Returns those with more keys that are final, and those with something to tell: more text, or a block's end.
         """
         seqs, masks, where = commits.seqs, commits.masks, commits.where[commits.commit]
         self.tokens[where] = commits.token[commits.commit]
@@ -79,14 +79,15 @@ class Canvases:
         left = masks & ~commits.commit
         closed, further = ~left.any(1), left.argmax(1) != masks.argmax(1)
         cleaner = commits.clean > [seq.pages.booked for seq in seqs]
-        for i in np.flatnonzero(cleaner).tolist():
-            seqs[i].pages.clean = max(seqs[i].pages.clean, int(commits.clean[i]))
+        settled = [seqs[i] for i in np.flatnonzero(cleaner).tolist()]
+        for seq, clean in zip(settled, commits.clean[cleaner].tolist(), strict=True):
+            seq.pages.clean = max(seq.pages.clean, clean)
         for seq in seqs:
             seq.go_on()
         for i in np.flatnonzero(closed).tolist():
             seqs[i].canvas.open[0].closed = True
             seqs[i].advance(commits.of(i))
-        return [seqs[i] for i in np.flatnonzero(closed | further | cleaner).tolist()]
+        return settled, [seqs[i] for i in np.flatnonzero(closed | further).tolist()]
 
     def _renew(self, more: int) -> None:
         """Larger arrays, without what ended requests left behind."""

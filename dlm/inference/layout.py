@@ -64,17 +64,19 @@ class Layout:
     ) -> None:
         """`attention_block` stands for that of the requests, where this network has another attention than the engine's."""
         self.pool, self.network, self.device = pool, network, pool.k.device
-        self._branches = [item.sequence.pages.branches for item in scheduled]
-        items = [item for item, branches in zip(scheduled, self._branches, strict=True) for _ in range(branches)]
-        spans = [item.span for item in items]
         self._numbers = [item.sequence.number for item in scheduled]
+        self._branches = [item.sequence.pages.branches for item in scheduled]
+        self.whose = np.repeat(np.arange(len(scheduled)), self._branches)
+        """Of each piece, the number of its request among those scheduled."""
+        items = [scheduled[number] for number in self.whose.tolist()]
+        spans = [item.span for item in items]
         self._lengths = np.array([len(span.positions) for span in spans])
         self._visible = np.array([span.visible for span in spans])
         blocks = [item.sequence.attention_block if attention_block == "own" else attention_block for item in items]
         self._blocks = np.array([block or 0 for block in blocks], np.int32)
         tables = [table for item in scheduled for table in item.sequence.pages.arrays()]
-        self._pages, lengths = np.concatenate(tables), np.array([len(table) for table in tables])
-        self._tables = np.cumsum(lengths) - lengths
+        self._pages, self._held = np.concatenate(tables), np.array([len(table) for table in tables])
+        self._tables = np.cumsum(self._held) - self._held
         """Where in `_pages` the table of each piece begins."""
         ends = np.cumsum(self._lengths)
         self._firsts, self.rows = ends - self._lengths, int(ends[-1])
@@ -92,20 +94,23 @@ class Layout:
         """Position and slot of each row."""
         begins = np.array([span.positions[0] for span in spans])
         at = np.arange(self.rows) + (begins - self._firsts)[self.owner]
-        for first, span in zip(self._firsts.tolist(), spans, strict=True):
-            if not isinstance(span.positions, range):
-                at[first : first + len(span.positions)] = span.positions
+        gaps = [number for number, span in enumerate(spans) if not isinstance(span.positions, range)]
+        for number in gaps:
+            at[self.owner == number] = spans[number].positions
         size = self.pool.page_size
-        slots = self._pages[self._tables[self.owner] + at // size] * size + at % size
+        page = at // size
+        assert (page < self._held[self.owner]).all(), "a row has no page"
+        slots = self._pages[self._tables[self.owner] + page] * size + at % size
         slots[at < np.array([span.silent for span in spans])[self.owner]] = -1
-        for number, span in enumerate(spans):
-            if span.unwritten:
-                slots[(self.owner == number) & np.isin(at, list(span.unwritten))] = -1
+        for number in gaps:
+            slots[(self.owner == number) & np.isin(at, list(spans[number].unwritten))] = -1
         return at, slots
 
     @cached_property
     def starts(self) -> list[list[int]]:
         """First row of each branch of each scheduled request."""
+        if len(self) == len(self._branches):
+            return [[first] for first in self._firsts.tolist()]
         firsts = iter(self._firsts.tolist())
         return [list(islice(firsts, branches)) for branches in self._branches]
 

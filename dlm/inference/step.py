@@ -142,16 +142,17 @@ class Stepper:
             self._last = key, self.compute.forward(layout), self._places(seqs, layout)
         _, forward, places = self._last
         ids = self.canvases.tokens.take(places, mode="clip")
-        for item, rows in zip(scheduled, forward.layout.starts, strict=True):
-            for branch, row in enumerate(() if item.sequence.plain else rows):
+        starts = zip(scheduled, forward.layout.starts, strict=True)
+        for item, rows in [(item, rows) for item, rows in starts if not item.sequence.plain]:
+            for branch, row in enumerate(rows):
                 shown = _shown(item, branch)
                 ids[row : row + len(shown)] = shown
         return forward, ids
 
     def _places(self, seqs: list[Sequence], layout: Layout) -> np.ndarray:
         """Where the tokens of all rows stand in `canvases`; anything for requests that are not there."""
-        places = [self.canvases.places.get(seq, 0) for seq in seqs for _ in range(seq.pages.branches)]
-        return layout.host_positions + self.canvases.offsets[places][layout.owner]
+        places = [self.canvases.places.get(seq, 0) for seq in seqs]
+        return layout.host_positions + self.canvases.offsets[places][layout.whose[layout.owner]]
 
 
 def _arrays(groups: list[Round]) -> dict[str, np.ndarray]:

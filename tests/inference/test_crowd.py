@@ -182,3 +182,11 @@ def test_pages_are_shared_as_soon_as_they_are_final_and_long_prompts_come_in_pie
         assert mine[-1].result.steps == events[-1].result.steps
     assert max(sizes) >= 4
     assert all(event.cached == 8 for event in rest if int(event.request_id) > 4)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_final_is_not_computed_again(count):
+    engine = dlm.Engine(letters(**FAMILIES["sdar"]), page_size=4)
+    engine.generate([ids(number, 8) for number in range(count)], gen_length=16, block_length=4, steps=16)
+    first, others = 8 + 4, 4 + 4  # a block's first step computes the block before it, or the prompt
+    assert engine.stats().rows == count * (first + 3 * 4 + 3 * (others + 3 * 4))
