@@ -77,6 +77,7 @@ class Batch:
         """A request has ended: its pages are free, its trace is given up unless it was finished."""
         self.scheduler.remove(seq)
         self.timed.discard(seq)
+        self.stepper.canvases.remove(seq)
         seq.strategy.forget(seq)
         recorder, seq.recorder = seq.recorder, None
         if recorder is not None:
@@ -104,13 +105,23 @@ class Batch:
         with torch.inference_mode():
             scheduled = self.scheduler.schedule()
             for item in scheduled:
-                item.sequence.started(now)
-            results = self.stepper.run(scheduled)
+                if item.sequence.times.started is None:
+                    self._start(item.sequence, now)
+            self.stepper.apart = self.on_step is not None
+            results, together = self.stepper.run(scheduled)
         for item in scheduled:
             self.scheduler.ran(item)
         for seq, answer in results:
             if isinstance(answer, BrokenLogits):
                 self.fail(seq, str(answer))
+        for commits in together:
+            settled, news = self.stepper.canvases.write(commits)
+            for seq in settled:
+                if self._is_current(seq):
+                    self.scheduler.remember(seq)
+            for seq in news:
+                if self._is_current(seq):
+                    self._go_on(seq)
         made = [(seq, answer) for seq, answer in results if not isinstance(answer, BrokenLogits)]
         for number in range(max((len(decisions) for _, decisions in made), default=0)):
             decided = [(seq, decisions[number]) for seq, decisions in made if number < len(decisions) and not seq.done]
@@ -132,6 +143,7 @@ class Batch:
         name = type(error).__name__
         reason = "it was interrupted" if error is None or isinstance(error, KeyboardInterrupt) else f"{name}: {error}"
         self.stepper.forget()
+        self.stepper.canvases.clear()
         for seq in list(self.sequences.values()):
             seq.pages.drop()  # the pool is cleared below
             seq.parked = None
@@ -175,12 +187,22 @@ class Batch:
             preemptions=self.scheduler.preemptions,
         )
 
+    def _start(self, seq: Sequence, now: float) -> None:
+        """It takes part in a step for the first time."""
+        if seq.plain:
+            self.stepper.canvases.add(seq)
+        seq.started(now)
+
     def _apply(self, seq: Sequence, decision: Decision) -> None:
         if not self._is_current(seq):
             return  # it was cancelled in this step
         if seq.recorder is not None:
             note(seq.recorder, seq, decision)
         seq.apply(decision)
+        self._go_on(seq)
+
+    def _go_on(self, seq: Sequence) -> None:
+        """After a step of the request: what others can use of it, and what is new."""
         self.scheduler.remember(seq)
         if seq.done:
             self._finish(seq)
@@ -249,5 +271,7 @@ class Batch:
 
 
 def _until_stop(tokens: Sized[int], stop: frozenset[int]) -> list[int]:
-    ended = next((i for i, token in enumerate(tokens) if token in stop), len(tokens))
+    if stop.isdisjoint(tokens):
+        return list(tokens)
+    ended = next(i for i, token in enumerate(tokens) if token in stop)
     return list(tokens[: ended + 1])

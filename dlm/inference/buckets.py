@@ -50,7 +50,7 @@ class Bucket:
         size = layout.pool.page_size
         pages = doubled(positions, max(POSITIONS, size)) // size
         states = min(rows, doubled(len(output_rows), FEW))
-        sizes = rows, doubled(len(layout.parts)), doubled(longest, 16), pages, states
+        sizes = rows, doubled(len(layout)), doubled(longest, 16), pages, states
         if round_ is None:
             return cls(None, *sizes, tapped=tapped, late=late)
         asked = states if round_.states[0] is None else min(rows, doubled(len(round_.at), FEW))

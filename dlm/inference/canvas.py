@@ -78,6 +78,8 @@ class Canvas:
         self.start, self.end = given, given + request.gen_length
         """The first generated position, and one past the last (equal when infilling)."""
         self.open: list[OpenBlock] = []
+        self.opened = np.zeros(4, np.int64)
+        """Of one open block: `first`, `last`, its steps, and the step at which it was opened."""
         self.first = self.last = 0
         """The first position of the open blocks, and one past their last."""
         self.columns = np.zeros(0, np.int64)
@@ -85,6 +87,11 @@ class Canvas:
         """The columns, to index with."""
         self.real = np.zeros(0, bool)
         """Which columns are no GAP."""
+
+    def move(self, tokens: np.ndarray, masked: np.ndarray, when: np.ndarray, opened: np.ndarray) -> None:
+        """Have other arrays for the same, of the same shapes."""
+        tokens[:], masked[:], when[:], opened[:] = self.tokens, self.masked, self.when, self.opened
+        self.tokens, self.masked, self.when, self.opened = tokens, masked, when, opened
 
     @property
     def capacity(self) -> int:
@@ -163,8 +170,8 @@ class Canvas:
             end = min(end, until)
         if start >= end or self.masked[start]:
             return []
-        masks = np.flatnonzero(self.masked[start:end])
-        return self.tokens[start : start + masks[0] if len(masks) else end].tolist()
+        count = int(self.masked[start:end].argmax())  # 0: there is no mask, for the first is none
+        return self.tokens[start : start + count if count else end].tolist()
 
     def after(self, decision: Decision) -> np.ndarray:
         """A copy of the tokens shown to the network, as they will be when `decision` is applied."""
@@ -194,11 +201,14 @@ class Canvas:
         if len(self.open) > 1:
             positions = np.sort(np.concatenate([block.positions for block in self.open]))
             window = run_of(positions)
+        self.first, self.last = int(positions[0]), int(positions[-1]) + 1
+        self.real = np.ones(len(positions), bool)
         if not isinstance(window, slice):
             gaps = np.flatnonzero(np.diff(positions) != 1) + 1
             window = positions = np.insert(positions, gaps, GAP)
-        self.columns, self.window, self.real = positions, window, positions != GAP
-        self.first, self.last = int(positions[0]), int(positions[-1]) + 1
+            self.real = positions != GAP
+        self.columns, self.window = positions, window
+        self.opened[:] = self.first, self.last, self.open[0].steps, self.open[0].started
 
 
 def positions_of(positions: Sized[int]) -> np.ndarray:

@@ -29,15 +29,17 @@ class Question(NamedTuple):
     """The packed row of the first of them, in each branch that predicts the columns."""
 
 
-def rounds(questions: Iterable[Question]) -> "tuple[list[Round], np.ndarray]":
+def rounds(questions: Iterable[Question], others: "Sized[Round]" = ()) -> "tuple[list[Round], np.ndarray]":
     """One round for all requests with the same rule and settings, in the order in which they were asked first.
+
+    They follow `others`, rounds that were made by other means.
 
     And the packed rows whose states they need, (w,) in ascending order.
     """
     groups: dict[tuple, list[Question]] = {}
     for question in questions:
         groups.setdefault(question.sequence.kind, []).append(question)
-    found = [Round(group) for group in groups.values()]
+    found = [*others, *[Round(group) for group in groups.values()]]
     wanted = _union([rows for each in found for rows in each.rows])
     for each in found:
         each.states = [None if np.array_equal(rows, wanted) else np.searchsorted(wanted, rows) for rows in each.rows]
@@ -55,7 +57,7 @@ class Round:
         keep = [seq for seq in self.seqs if seq.keep]
         several = any(len(seq.canvas.open) > 1 for seq in self.seqs)
         topk = max((seq.topk for seq in keep), default=0)
-        self.recipe, self.judged = _recipe(self.seqs[0].kind, several, bool(keep), topk)
+        self.recipe, self.judged = recipe_of(self.seqs[0].kind, several, bool(keep), topk)
         self.shape = len(group), max(len(seq.canvas.columns) for seq in self.seqs)
         self.parts = [question.asked for question in group]
         self.asked = self._grid(self.parts)
@@ -238,7 +240,7 @@ class Round:
 
 
 @lru_cache
-def _recipe(kind: tuple, several: bool, confident: bool, topk: int) -> tuple[Recipe, bool]:
+def recipe_of(kind: tuple, several: bool, confident: bool, topk: int) -> tuple[Recipe, bool]:
     """What requests of a kind (`Sequence.kind`) decide by, and whether their strategy judges."""
     rule, temperature, top_k, top_p, cfg_scale, judged, edit_threshold, remask_threshold = kind
     facts = {"several": several, "confident": confident, "topk": topk}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dlm.inference.canvas import positions_of
 from dlm.inference.pages import PagePool
 from dlm.inference.scheduler import Scheduled
+from dlm.inference.spans import Span
 from dlm.kernels.spans import Spans
 from dlm.models.attention import Rope
 from dlm.models.transformer import Transformer
@@ -51,40 +52,6 @@ class Piece:
         return self.table == tuple(range(self.table[0], self.table[0] + len(self.table)))
 
 
-@dataclass(frozen=True)
-class Part:
-    """One branch of one request, wherever it comes to stand among the rows."""
-
-    positions: np.ndarray
-    slots: np.ndarray
-    """-1 where nothing is written."""
-    pages: np.ndarray
-    """int32, those of its visible keys."""
-    visible: int
-    block: int | None
-
-
-def parts_of(item: Scheduled, pool: PagePool, attention_block: int | Literal["own"] | None = "own") -> list[Part]:
-    """A part for each branch; those of the step before where the request runs the same."""
-    seq, span = item.sequence, item.span
-    block = seq.attention_block if attention_block == "own" else attention_block
-    key = pool, seq.pages.version, span, block
-    if seq.pages.laid is not None and seq.pages.laid[0] == key:
-        return seq.pages.laid[1]
-    at, size = positions_of(span.positions), pool.page_size
-    kept = at >= span.silent
-    if span.unwritten:
-        kept &= ~np.isin(at, list(span.unwritten))
-    parts = []
-    for table in seq.pages.tables:
-        pages = np.asarray(table, np.int64)
-        slots = np.where(kept, pages[at // size] * size + at % size, -1)
-        seen = table[: pool.pages_for(span.visible)]
-        parts.append(Part(at, slots, np.asarray(seen, np.int32), span.visible, block))
-    seq.pages.laid = key, parts
-    return parts
-
-
 class Layout:
     """All of a forward that does not depend on the tokens: steps that run the same spans share it."""
 
@@ -97,25 +64,60 @@ class Layout:
     ) -> None:
         """`attention_block` stands for that of the requests, where this network has another attention than the engine's."""
         self.pool, self.network, self.device = pool, network, pool.k.device
-        self.first_rows: dict[int, int] = {}
-        """Of each request, by its number: the first row of its first branch."""
-        self.starts: list[list[int]] = []
-        """First row of each branch of each scheduled request."""
-        self.parts: list[Part] = []
-        row = 0
-        for item in scheduled:
-            firsts = []
-            for part in parts_of(item, pool, attention_block):
-                firsts.append(row)
-                row += len(part.positions)
-                self.parts.append(part)
-            self.starts.append(firsts)
-            self.first_rows[item.sequence.number] = firsts[0]
-        self.rows, parts = row, self.parts
-        self.host_positions = np.concatenate([part.positions for part in parts])
-        self.host_slots = np.concatenate([part.slots for part in parts])
+        self._numbers = [item.sequence.number for item in scheduled]
+        self._branches = [item.sequence.pages.branches for item in scheduled]
+        self.whose = np.repeat(np.arange(len(scheduled)), self._branches)
+        """Of each piece, the number of its request among those scheduled."""
+        items = [scheduled[number] for number in self.whose.tolist()]
+        spans = [item.span for item in items]
+        self._lengths = np.array([len(span.positions) for span in spans])
+        self._visible = np.array([span.visible for span in spans])
+        blocks = [item.sequence.attention_block if attention_block == "own" else attention_block for item in items]
+        self._blocks = np.array([block or 0 for block in blocks], np.int32)
+        tables = [table for item in scheduled for table in item.sequence.pages.arrays()]
+        self._pages, self._held = np.concatenate(tables), np.array([len(table) for table in tables])
+        self._tables = np.cumsum(self._held) - self._held
+        """Where in `_pages` the table of each piece begins."""
+        ends = np.cumsum(self._lengths)
+        self._firsts, self.rows = ends - self._lengths, int(ends[-1])
+        self.owner = np.repeat(np.arange(len(spans)), self._lengths)
+        """Of each row, the number of its piece."""
+        self.host_positions, self.host_slots = self._rows(spans)
         self.furthest = int(self.host_positions.max())
         """The highest position."""
+
+    def __len__(self) -> int:
+        """How many pieces there are."""
+        return len(self._firsts)
+
+    def _rows(self, spans: Sized[Span]) -> tuple[np.ndarray, np.ndarray]:
+        """Position and slot of each row."""
+        begins = np.array([span.positions[0] for span in spans])
+        at = np.arange(self.rows) + (begins - self._firsts)[self.owner]
+        gaps = [number for number, span in enumerate(spans) if not isinstance(span.positions, range)]
+        for number in gaps:
+            at[self.owner == number] = spans[number].positions
+        size = self.pool.page_size
+        page = at // size
+        assert (page < self._held[self.owner]).all(), "a row has no page"
+        slots = self._pages[self._tables[self.owner] + page] * size + at % size
+        slots[at < np.array([span.silent for span in spans])[self.owner]] = -1
+        for number in gaps:
+            slots[(self.owner == number) & np.isin(at, list(spans[number].unwritten))] = -1
+        return at, slots
+
+    @cached_property
+    def starts(self) -> list[list[int]]:
+        """First row of each branch of each scheduled request."""
+        if len(self) == len(self._branches):
+            return [[first] for first in self._firsts.tolist()]
+        firsts = iter(self._firsts.tolist())
+        return [list(islice(firsts, branches)) for branches in self._branches]
+
+    @cached_property
+    def first_rows(self) -> dict[int, int]:
+        """Of each request, by its number: the first row of its first branch."""
+        return {number: starts[0] for number, starts in zip(self._numbers, self.starts, strict=True)}
 
     def upload(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -126,10 +128,12 @@ class Layout:
     @cached_property
     def pieces(self) -> list[Piece]:
         """One for each branch of each request."""
-        firsts = [start for starts in self.starts for start in starts]
+        rows = zip(self._firsts.tolist(), self._lengths.tolist(), strict=True)
+        seen = zip(self._visible.tolist(), self._tables.tolist(), self._blocks.tolist(), strict=True)
+        pages = self._pages.tolist()
         return [
-            Piece(first, first + len(part.positions), part.visible, tuple(part.pages.tolist()), part.block)
-            for first, part in zip(firsts, self.parts, strict=True)
+            Piece(first, first + length, visible, tuple(pages[at : at + self.pool.pages_for(visible)]), block or None)
+            for (first, length), (visible, at, block) in zip(rows, seen, strict=True)
         ]
 
     @cached_property
@@ -159,21 +163,19 @@ class Layout:
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """What `Inputs` are made of."""
-        parts = self.parts
-        starts, lengths = np.zeros(len(parts) + 1, np.int32), [part.block or 0 for part in parts]
-        np.cumsum([len(part.positions) for part in parts], out=starts[1:])
-        tables = np.zeros((len(parts), max(len(part.pages) for part in parts)), np.int32)
-        for table, part in zip(tables, parts, strict=True):
-            table[: len(part.pages)] = part.pages
-        visible = np.array([part.visible for part in parts], np.int32)
-        found = {"starts": starts, "visible": visible, "tables": tables}
-        found["block_lengths"] = np.array(lengths, np.int32)
+        starts = np.append(self._firsts, self.rows).astype(np.int32)
+        visible, held = self._visible.astype(np.int32), -(-self._visible // self.pool.page_size)
+        columns = np.arange(held.max())
+        seen = columns < held[:, None]
+        tables = np.zeros(seen.shape, np.int32)
+        tables[seen] = self._pages[(self._tables[:, None] + columns)[seen]]
+        found = {"starts": starts, "visible": visible, "tables": tables, "block_lengths": self._blocks}
         return {"positions": self.host_positions, "slots": self.host_slots, **found}
 
     @cached_property
     def most(self) -> tuple[int, int]:
         """Rows, and visible keys, of the largest piece."""
-        return max(len(part.positions) for part in self.parts), max(part.visible for part in self.parts)
+        return int(self._lengths.max()), int(self._visible.max())
 
     @cached_property
     def spans(self) -> Spans:

@@ -1,7 +1,8 @@
 """One request's pages: which it holds, and how far their keys are final."""
 
 from dataclasses import dataclass, field
-from typing import Any
+
+import numpy as np
 
 from dlm.inference.pages import PagePool
 
@@ -20,12 +21,14 @@ class PageTable:
     """Of the first pages of each branch: a digest of the page's tokens and of all before it."""
     clean: int = 0
     """Exact cache: positions under this one have their final keys in the pages."""
+    booked: int = -1
+    """Exact cache: the `clean` up to which full pages were offered to others; -1 where they are to be offered anew."""
     reused: int = 0
     """Exact cache: positions whose pages another request had filled, when this one began."""
     refreshed: int | None = None
     """Approximate caches: the step at which all keys were computed last; None when that is due."""
-    laid: tuple[Any, Any] | None = None
-    """How its rows lay in the latest forward; see `layout.parts_of`."""
+    _arrays: tuple[int, list[np.ndarray]] | None = None
+    """`tables` as arrays, and the `version` that they are of."""
     lingering: list[tuple[int, int]] = field(default_factory=list)
     """Approximate caches: first position of a finished block, and for how many steps it is still recomputed."""
 
@@ -36,9 +39,15 @@ class PageTable:
 
     def begin(self, pool: PagePool) -> None:
         """An empty list of pages for each branch."""
-        self.epoch, self.laid = pool.epoch, None
+        self.epoch, self._arrays, self.booked = pool.epoch, None, -1
         self.tables = [[] for _ in range(self.branches)]
         self.digests = [[] for _ in range(self.branches)]
+
+    def arrays(self) -> list[np.ndarray]:
+        """The tables as arrays."""
+        if self._arrays is None or self._arrays[0] != self.version:
+            self._arrays = self.version, [np.array(table, np.int64) for table in self.tables]
+        return self._arrays[1]
 
     def missing(self, pages: int) -> int:
         """How many pages all branches lack to have so many each."""

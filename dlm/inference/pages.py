@@ -77,9 +77,9 @@ class PagePool:
             return None
         taken = None if after is None else self._neighbours(after + 1, count)
         if taken is None:
-            blank = np.flatnonzero(self.users == 0)
-            if self.idle:
-                blank = np.setdiff1d(blank, np.fromiter(self.idle, np.int64), assume_unique=True)
+            unused = self.users == 0
+            unused[np.fromiter(self.idle, np.int64, len(self.idle))] = False
+            blank = np.flatnonzero(unused)
             while len(blank) < count:
                 page, _ = self.idle.popitem(last=False)
                 self._forget(page)

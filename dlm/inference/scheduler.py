@@ -1,6 +1,7 @@
 """Which requests take part in the next forward, and which pages they own."""
 
 from collections import deque
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,9 @@ class Scheduler:
     def __init__(self, pool: PagePool, config: EngineConfig, cache: str) -> None:
         self.pool, self.config, self.cache = pool, config, cache
         self.span_of = CACHES[cache]
+        self.approximate = cache in ("prefix", "dual")
+        self.lasting = config.refresh_interval is None
+        """Whether a request runs the same until its blocks or its pages change, however many steps it takes."""
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()  # parked ones and new ones, in order of arrival
         self.preemptions = 0
@@ -81,17 +85,16 @@ class Scheduler:
         """The next forward. Not empty while there is work."""
         scheduled: list[Scheduled] = []
         budget = self.config.max_num_tokens
-        for seq in sorted(self.running, key=lambda seq: (-seq.waited, seq.number)):
+        order = sorted(self.running, key=attrgetter("number"))
+        order.sort(key=attrgetter("waited"), reverse=True)
+        for seq in order:
             if seq.parked is not None:
                 continue  # for one that stands before it
             seq.waited += 1
-            span = self._fit(seq, budget)
-            if span is None:
-                continue
-            if not self._provide(seq, max(span.visible, seq.strategy.reach(seq)), scheduled):
-                continue
-            budget -= len(span.positions) * seq.branches
-            scheduled.append(Scheduled(seq, span))
+            item = self._next(seq, budget, scheduled)
+            if item is not None:
+                budget -= len(item.span.positions) * seq.pages.branches
+                scheduled.append(item)
         while self.waiting and len(self.running) < self.config.max_num_requests:
             span = self._admit(self.waiting[0], budget)
             if span is None:
@@ -108,14 +111,17 @@ class Scheduler:
     def ran(self, item: Scheduled) -> None:
         """Book a forward: what is cached now."""
         seq, span = item.sequence, item.span
-        seq.nfe += seq.strategy.forwards(seq)
-        if self.span_of is not full and len(span.positions) == seq.canvas.length and span == full(seq):
+        seq.nfe += 1 if seq.plain else seq.strategy.forwards(seq)
+        if self.approximate and len(span.positions) == seq.canvas.length and span == full(seq):
             seq.pages.refreshed = seq.step
         if not span.decides:
-            seq.pages.clean = max(seq.pages.clean, span.end)
+            seq.pages.clean, seq.pages.booked = max(seq.pages.clean, span.end), -1
 
     def remember(self, seq: Sequence) -> None:
         """Let the pages whose keys are final be found by others with the same beginning."""
+        if seq.pages.booked == seq.pages.clean:
+            return
+        seq.pages.booked = seq.pages.clean
         if self.cache != "exact":
             return
         for branch, table in enumerate(seq.pages.tables):
@@ -123,6 +129,22 @@ class Scheduler:
             while (at := len(seq.pages.digests[branch])) < len(table) and self._closure(seq, at) <= seq.pages.clean:
                 seq.pages.digests[branch].append(self._digest(seq, branch, at, tokens))
                 self.pool.register(table[at], seq.pages.digests[branch][at])
+
+    def _next(self, seq: Sequence, budget: int, scheduled: list[Scheduled]) -> Scheduled | None:
+        """What a running request runs next: the very item of the step before where nothing it depends on has changed."""
+        lasting = self.lasting and seq.plain
+        state = _state(seq) if lasting else ()
+        if lasting and seq.latest is not None and seq.latest[0] == state:
+            item = seq.latest[1]
+            if len(item.span.positions) <= budget:
+                return item
+        span = self._fit(seq, budget)
+        if span is None or not self._provide(seq, max(span.visible, seq.strategy.reach(seq)), scheduled):
+            return None
+        item = Scheduled(seq, span)
+        if lasting and span.decides:
+            seq.latest = (*state[:-1], seq.pages.version), item  # it may have got more pages
+        return item
 
     def _fit(self, seq: Sequence, budget: int) -> Span | None:
         """What the request runs next, cut to the budget where it is a prompt that can be cut; None if it must wait."""
@@ -218,3 +240,9 @@ class Scheduler:
         before = seq.pages.digests[branch][page - 1] if page else f"{seq.attention_block}{seq.strategy.marks}".encode()
         start = self._closure(seq, page - 1) if page else 0
         return digest(tokens[start : self._closure(seq, page)].tolist(), before)
+
+
+def _state(seq: Sequence) -> tuple:
+    """All that a plain request's span depends on, where nothing is due after so many steps."""
+    canvas, pages = seq.canvas, seq.pages
+    return canvas.first, canvas.last, canvas.length, pages.clean, pages.refreshed, pages.version

@@ -14,13 +14,15 @@ from dlm.inference.config import EngineConfig
 from dlm.inference.decoding import Decoding
 from dlm.inference.events import Event, Log, Times
 from dlm.inference.page_table import PageTable
-from dlm.inference.plan import Block
+from dlm.inference.plan import Block as Positions
 from dlm.inference.request import Outcome, Request
+from dlm.inference.strategies.block import Block
 from dlm.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from dlm.inference.parking import Parked
     from dlm.inference.recording import Recorder
+    from dlm.inference.scheduler import Scheduled
     from dlm.inference.strategies.strategy import Strategy
     from dlm.inference.texts import TextStream
 
@@ -65,11 +67,13 @@ class Sequence:
     """Its last event."""
     deadline: float | None = None
     """On `time.monotonic`'s clock."""
-    blocks: Iterator[Block] = field(default_factory=lambda: iter(()))
+    blocks: Iterator[Positions] = field(default_factory=lambda: iter(()))
     """Those still to come."""
     memory: Any = None
     """What its strategy remembers of it beside these."""
     parked: "Parked | None" = None
+    latest: "tuple[tuple, Scheduled] | None" = None
+    """What it ran last, and the state in which it will run just that again; see `Scheduler`."""
 
     def __post_init__(self) -> None:
         plan, settings = self.decoding.plan, self.decoding.settings
@@ -89,7 +93,7 @@ class Sequence:
     def request(self) -> Request:
         return self.decoding.request
 
-    @property
+    @cached_property
     def request_id(self) -> str:
         return self.decoding.request.request_id
 
@@ -99,6 +103,17 @@ class Sequence:
         s = self.decoding.settings
         choice = s.temperature, s.top_k, s.top_p, s.cfg_scale, self.strategy.judges(self)
         return self.decoding.rule, *choice, s.edit_threshold, s.remask_threshold
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether it is decided as most requests are: block by block, from left to right, by its rule alone, unobserved.
+
+        What such requests have in common is computed for all of them at once. Known from its first step on.
+        """
+        settings = self.decoding.settings
+        watched = self.script is not None or self.recorder is not None or bool(self.keep)
+        special = watched or self.revises or settings.cfg_scale > 0 or self.decoding.rule.remembers
+        return type(self.strategy) is Block and not special and not self.request.holes
 
     @property
     def capacity(self) -> int:
@@ -156,7 +171,7 @@ class Sequence:
         """What the network is shown in that branch."""
         return self.strategy.shown(self, branch)
 
-    def open(self, block: Block) -> None:
+    def open(self, block: Positions) -> None:
         """Begin to denoise a block, beside those that are open."""
         if self.canvas.open_block(block, self.step) and self.attention_block is None:
             self.pages.refreshed = None  # new masks came into sight
@@ -175,18 +190,25 @@ class Sequence:
         editing = settings.edit_threshold is not None
         unsettled = self.canvas.apply(decision, self.step, settings.max_post_edit_steps if editing else None)
         if self.attention_block is not None:
-            self._settle(unsettled)
+            self._settle(unsettled, self.attention_block)
+        self.go_on()
+        self.advance(decision)
+
+    def advance(self, decision: Decision) -> None:
+        """After a decision was written down: close, open and finish blocks."""
+        self.done = not self.strategy.advance(self, decision)
+
+    def go_on(self) -> None:
+        """To the next step."""
         self.step += 1
         if self.pages.lingering:
             self.pages.lingering = [(first, left - 1) for first, left in self.pages.lingering if left > 1]
-        self.done = not self.strategy.advance(self, decision)
 
-    def _settle(self, unsettled: int) -> None:
+    def _settle(self, unsettled: int, block: int) -> None:
         """Final are the keys before the attention block of the first position whose token was not final."""
-        assert self.attention_block is not None
         last = self.canvas.last
-        end = last - 1 if self.attention_block == 1 and self.shift else last
-        self.pages.clean = max(self.pages.clean, min(unsettled, end) // self.attention_block * self.attention_block)
+        end = last - 1 if block == 1 and self.shift else last
+        self.pages.clean = max(self.pages.clean, min(unsettled, end) // block * block)
 
     def outcome(self) -> Outcome:
         """The canvas as it is."""

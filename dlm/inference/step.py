@@ -10,8 +10,10 @@ from torch import Tensor
 
 from dlm.diffusion.choose import BrokenLogits
 from dlm.inference.canvas import Decision
+from dlm.inference.canvases import Canvases, Commits
 from dlm.inference.compute import Compute
 from dlm.inference.config import EngineConfig
+from dlm.inference.crowd import CrowdRound, Crowds
 from dlm.inference.decide import Question, Round, rounds
 from dlm.inference.forward import Forward
 from dlm.inference.layout import Layout, lengthen_rope
@@ -32,13 +34,18 @@ class Stepper:
 
     def __init__(self, lm: LM, pool: PagePool, config: EngineConfig) -> None:
         self.network, self.pool, self.compute = lm.network, pool, Compute(lm, config)
+        self.canvases = Canvases()
+        self.crowds, self.apart = Crowds(self.canvases), False
         if lm.device.type == "cuda":  # now, since making it keeps the host waiting
             lengthen_rope(lm.network, pool, lm.config.context_length)
         self.nfe = self.rows = 0
-        self._last: tuple[tuple, Forward] | None = None
+        self._last: tuple[tuple, Forward, np.ndarray] | None = None
 
-    def run(self, scheduled: list[Scheduled]) -> list[Result]:
-        """What each request that is asked something decides, one step after the other, or that its logits are broken."""
+    def run(self, scheduled: list[Scheduled]) -> tuple[list[Result], list[Commits]]:
+        """What each request that is asked something decides, one step after the other, or that its logits are broken.
+
+        Plain requests come all together, in `Commits`, unless all are wanted `apart`.
+        """
         strategies = list(_by_strategy(scheduled))
         training = self.network.training
         if training:
@@ -55,19 +62,27 @@ class Stepper:
     def forget(self) -> None:
         """Keep nothing of the step before."""
         self._last = None
+        self.crowds.forget()
 
     def reload(self) -> None:
         """The weights have changed."""
         self._last = None
         self.compute.reload()
 
-    def _forward(self, scheduled: list[Scheduled], strategies: list[tuple[Strategy, list[Scheduled]]]) -> list[Result]:
-        forward = self._lay_out(scheduled)
-        shown = [_shown(item, branch) for item in scheduled for branch in range(item.sequence.branches)]
-        ids = np.concatenate(shown)
-        starts = forward.layout.starts
-        asked = [(item, rows) for item, rows in zip(scheduled, starts, strict=True) if item.span.decides]
-        groups, output_rows = rounds(question for item, rows in asked for question in _questions(item, rows))
+    def _forward(
+        self, scheduled: list[Scheduled], strategies: list[tuple[Strategy, list[Scheduled]]]
+    ) -> tuple[list[Result], list[Commits]]:
+        forward, ids = self._lay_out(scheduled)
+        asked = [(item, rows) for item, rows in zip(scheduled, forward.layout.starts, strict=True) if item.span.decides]
+        together: list[CrowdRound] = []
+        if not self.apart:
+            crowds, numbers = self.crowds.of([item.sequence for item, _ in asked])
+            starts = np.array([rows[0] for _, rows in asked])
+            together = [CrowdRound(crowd, forward.layout, starts) for crowd in crowds]
+            asked = [asked[number] for number in numbers]
+        groups, output_rows = rounds(
+            (question for item, rows in asked for question in _questions(item, rows)), together
+        )
         tapped = next((strategy.taps for strategy, _ in strategies if strategy.taps), ())
         self.nfe += 1
         self.rows += len(ids)
@@ -90,10 +105,15 @@ class Stepper:
             tokens = found[0].pop() if late else ids
             for seq, _, rows in late:
                 seq.strategy.learn(seq, tokens[rows])
-        answers = dict(
-            answer for group, arrays in zip(groups, found, strict=True) for answer in group.decisions(arrays)
-        )
-        return [(item.sequence, _settled(item.sequence, answers)) for item, _ in asked]
+        commits, answers = [], {}
+        for group, arrays in zip(groups, found, strict=True):
+            made = group.commits(arrays) if isinstance(group, CrowdRound) else None
+            if made is not None:
+                commits.append(made)
+            else:
+                answers |= dict(group.decisions(arrays))
+        answered = [item.sequence for item in scheduled if item.sequence in answers]
+        return [(seq, _settled(seq, answers)) for seq in answered], commits
 
     def _decided(
         self, forward: Forward, hidden: Tensor, groups: list[Round], x: dict[str, Tensor] | None, late: list[Late]
@@ -112,12 +132,27 @@ class Stepper:
             seq.strategy.learn(seq, next(whole))
         return [list(islice(whole, len(part))) for part in parts]
 
-    def _lay_out(self, scheduled: list[Scheduled]) -> Forward:
-        """The step's forward; that of the step before where nothing moved."""
-        key = tuple((item.sequence.number, item.sequence.pages.version, item.span) for item in scheduled)
+    def _lay_out(self, scheduled: list[Scheduled]) -> tuple[Forward, np.ndarray]:
+        """The step's forward, that of the step before where nothing moved, and the tokens of its rows."""
+        seqs = [item.sequence for item in scheduled]
+        pages = [seq.pages.version for seq in seqs]
+        key = self.canvases.version, [seq.number for seq in seqs], pages, [item.span for item in scheduled]
         if self._last is None or self._last[0] != key:
-            self._last = key, self.compute.forward(Layout(scheduled, self.pool, self.network))
-        return self._last[1]
+            layout = Layout(scheduled, self.pool, self.network)
+            self._last = key, self.compute.forward(layout), self._places(seqs, layout)
+        _, forward, places = self._last
+        ids = self.canvases.tokens.take(places, mode="clip")
+        starts = zip(scheduled, forward.layout.starts, strict=True)
+        for item, rows in [(item, rows) for item, rows in starts if not item.sequence.plain]:
+            for branch, row in enumerate(rows):
+                shown = _shown(item, branch)
+                ids[row : row + len(shown)] = shown
+        return forward, ids
+
+    def _places(self, seqs: list[Sequence], layout: Layout) -> np.ndarray:
+        """Where the tokens of all rows stand in `canvases`; anything for requests that are not there."""
+        places = [self.canvases.places.get(seq, 0) for seq in seqs]
+        return layout.host_positions + self.canvases.offsets[places][layout.whose[layout.owner]]
 
 
 def _arrays(groups: list[Round]) -> dict[str, np.ndarray]:
@@ -145,8 +180,10 @@ def _shown(item: Scheduled, branch: int) -> np.ndarray:
 
 
 def _by_strategy(scheduled: list[Scheduled]) -> Iterator[tuple[Strategy, list[Scheduled]]]:
-    for strategy in {id(item.sequence.strategy): item.sequence.strategy for item in scheduled}.values():
-        yield strategy, [item for item in scheduled if item.sequence.strategy is strategy]
+    strategies = dict.fromkeys([item.sequence.strategy for item in scheduled])
+    for strategy in strategies:
+        own = len(strategies) > 1
+        yield strategy, [item for item in scheduled if item.sequence.strategy is strategy] if own else scheduled
 
 
 def _questions(item: Scheduled, starts: Sized[int]) -> Iterator[Question]:

@@ -1,6 +1,7 @@
 """What crosses between host and device: of a step's many small arrays one copy up, of its results one copy down."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -82,6 +83,11 @@ def torch_dtype(x: np.ndarray) -> torch.dtype:
     return torch.from_numpy(np.empty(0, x.dtype)).dtype
 
 
+@cache
+def numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+
+
 def packed(tensors: Sequence[Tensor]) -> Tensor:
     """The bytes of all tensors, side by side."""
     return torch.cat([x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8) for x in tensors])
@@ -91,7 +97,7 @@ def unpacked(together: Tensor, tensors: Sequence[Tensor]) -> list[np.ndarray]:
     """`packed` bytes in the host's memory, as arrays of the tensors' shapes: the host waits for the device."""
     memory, start, found = together.cpu().numpy(), 0, []
     for x in tensors:
-        kind = torch.empty(0, dtype=x.dtype, device="cpu").numpy().dtype
+        kind = numpy_dtype(x.dtype)
         end = start + x.numel() * x.element_size()
         found.append(memory[start:end].view(kind).reshape(tuple(x.shape)))
         start = end

@@ -59,7 +59,7 @@ class Block:
 
     def ends(self, seq: "Sequence", block: OpenBlock) -> bool:
         """Whether the request ends with this block."""
-        return not seq.decoding.stop.isdisjoint(seq.canvas.tokens[block.positions].tolist())
+        return not seq.decoding.stop.isdisjoint(seq.canvas.tokens[block.where].tolist())
 
     def asks(self, seq: "Sequence") -> np.ndarray:
         """The masks; everything in open blocks where committed tokens may still change."""
