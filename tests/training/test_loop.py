@@ -193,7 +193,7 @@ def test_prepare_takes_a_bundled_tokenizer(folder, capsys):
 
 def test_a_tokenizer_is_named_as_a_model_is(folder):
     base = config(folder)
-    for name, size in (("pico", 8192), ("tokenizer", 283), ("tokenizer/tokenizer.json", 283)):
+    for name, size in (("pico", 4096), ("tokenizer", 283), ("tokenizer/tokenizer.json", 283)):
         name = name if name == "pico" else str(folder / name)
         named = base.model_copy(update={"train": base.train.model_copy(update={"tokenizer": name})})
         assert starting_point(named).require_tokenizer().vocab_size == size
