@@ -151,13 +151,6 @@ class SamplerConfig(RuleSettings):
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Same seed, same text, whatever else is in the batch.")
     num_samples: int = Field(default=1, ge=1, le=2**16, description="Samples for each prompt.")
-    best_of: int = Field(
-        default=1,
-        ge=1,
-        le=1024,
-        description="Holes: fillings that are tried, of which the one stays that the model finds likeliest, token by token. All "
-        "but the first are drawn, at temperature 0.7 where that is 0.",
-    )
 
     @property
     def decode_rule(self) -> Rule:

@@ -49,7 +49,6 @@ def continuations(
     """
     require_model(lm, where)
     settings = lm.settled(with_recommended(lm, settings, "generate"), where)
-    _require_one(settings, f"{where} continues texts")
     _require_strategy(settings.strategy, where)
     open_ended = settings.gen_length == "auto"
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps, open_ended=open_ended)
@@ -83,21 +82,16 @@ def infillings(
     where: str,
     request_ids: Sequence[str] | None = None,
     unique: bool = False,
-    choosing: bool = False,
 ) -> list[Decoding]:
-    """Each prompt, `num_samples` times, to have its holes filled; `choosing` among `best_of` fillings is the caller's work."""
+    """Each prompt, `num_samples` times, to have its holes filled."""
     require_lm(lm, where)
-    if not choosing:
-        _require_one(settings, f"{where} decodes each request once")
     settings = with_recommended(lm, settings, "infill")
     _require_strategy(settings.strategy, where)
     if any(map(is_conversation, (prompts, *(prompts if isinstance(prompts, (list, tuple)) else ())))):
         raise UserError(
             f"{where} fills holes in texts, and was given messages: continue a conversation with dlm.generate"
         )
-    settings = settings.model_copy(
-        update={"gen_length": "auto", "stop": (), "best_of": settings.best_of if choosing else 1}
-    )
+    settings = settings.model_copy(update={"gen_length": "auto", "stop": ()})
     lm.require_mask_id()
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps)
     return [
@@ -109,13 +103,6 @@ def infillings(
         )
         for prompt, name, fields in _each(as_prompts(prompts), request_ids, settings, unique)
     ]
-
-
-def _require_one(settings: SamplerConfig, what: str) -> None:
-    if settings.best_of > 1:
-        raise UserError(
-            f"{what}, and best_of = {settings.best_of} chooses among fillings of a hole, as dlm.infill does: leave it out"
-        )
 
 
 def _require_strategy(name: str, where: str) -> None:

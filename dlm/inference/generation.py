@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from dlm.errors import UserError
-from dlm.inference.candidates import choose
 from dlm.inference.config import MOST, EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding, continuations, infillings
 from dlm.inference.drafting.fitting import READ_WITH_A_DRAFT, require_wanted
@@ -17,7 +16,7 @@ from dlm.inference.keyword_types import GenerateKeywords, InfillKeywords
 from dlm.inference.keywords import keywords, settings_of
 from dlm.inference.lengths import at_longest, settle
 from dlm.inference.prompts import Prompt, as_prompts
-from dlm.inference.readers import ENGINE_ALONE, FILLINGS, HOLES
+from dlm.inference.readers import ENGINE_ALONE, HOLES
 from dlm.inference.recording import Store
 from dlm.inference.request import Generation
 from dlm.inference.strategies.jumps import states_of
@@ -28,7 +27,7 @@ DRAFTED = {name: SamplerConfig.model_fields[name].default for name in READ_WITH_
 OWN = ("draft", "trace", "request_ids", "batch_size", "on_step")
 
 
-@keywords(SamplerConfig, EngineConfig, without=(*FILLINGS, *ENGINE_ALONE))
+@keywords(SamplerConfig, EngineConfig, without=ENGINE_ALONE)
 def generate(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
@@ -91,10 +90,6 @@ def infill(
     decoded, shown and recorded, as if it had been given; `.nfe` counts the forwards of the choice too, in each sample.
     A small model cannot tell lengths well, and likes short ones: give it a narrow range.
 
-    With `best_of` so many fillings of a prompt are decoded, and the likeliest is decoded again, shown and recorded: that
-    whose tokens, and the four on both sides of each hole, have the largest log p in all, each given all the others.
-    `.nfe` counts all of it.
-
     All holes are filled together in up to `steps` (128) steps, or `block_length` positions at a time from the left,
     which shares the steps out. Text on both sides is seen as far as the family's attention reaches. End-of-text in a
     hole ends nothing: it is a token like others, and `.text` and `.holes` do not show it. Otherwise as `generate`.
@@ -143,17 +138,20 @@ def fill_all(
 ) -> list[Generation]:
     """`infill` with its settings as objects."""
     _check_size(batch_size)
-    names = {"where": "infill()", "request_ids": request_ids, "unique": trace is not None, "choosing": True}
+    names = {"where": "infill()", "request_ids": request_ids, "unique": trace is not None}
     longest = at_longest(prompts)
     decodings = infillings(lm, longest, sampler, **names)  # says what is wrong with the prompts before anything runs
     if not decodings:
         return []
     if longest is prompts:
-        return run(lm, decodings, engine, batch_size, trace, on_step)
+        return engine_for(lm, decodings, engine, batch_size, trace, on_step).run(decodings)
     settled, forwards = settle(lm, as_prompts(prompts), lambda probes: engine_for(lm, probes, engine, batch_size))
     decodings = infillings(lm, settled, sampler, **names)
-    results = run(lm, decodings, engine, batch_size, trace, on_step)
-    return [_with(result, forwards[number * len(settled) // len(results)]) for number, result in enumerate(results)]
+    results = engine_for(lm, decodings, engine, batch_size, trace, on_step).run(decodings)
+    for number, result in enumerate(results):
+        nfe = result.nfe + forwards[number * len(settled) // len(results)]
+        results[number] = replace(result, nfe=nfe, tpf=len(result.tokens) / nfe)
+    return results
 
 
 def run(
@@ -169,21 +167,10 @@ def run(
     """Decode these in an engine made for them; a model that no engine runs decodes them itself."""
     if lm.refuses:
         return lm.run(decodings, config, batch_size, trace, on_step, draft)
-    choices = choose(lm, decodings, lambda several: engine_for(lm, several, config, batch_size).run(several))
-    chosen = [choice.decoding for choice in choices]
-    engine = engine_for(lm, chosen, config, batch_size, trace, on_step, draft)
+    engine = engine_for(lm, decodings, config, batch_size, trace, on_step, draft)
     if prepare is not None:
         prepare(engine)
-    results = zip(decodings, choices, engine.run(chosen), strict=True)
-    return [_with(result, choice.forwards, asked.request.sample) for asked, choice, result in results]
-
-
-def _with(result: Generation, forwards: int, sample: int | None = None) -> Generation:
-    """The result, with forwards that were spent on it before, as the sample of that number."""
-    if not forwards:
-        return result
-    nfe, sample = result.nfe + forwards, result.sample if sample is None else sample
-    return replace(result, nfe=nfe, tpf=len(result.tokens) / nfe, sample=sample)
+    return engine.run(decodings)
 
 
 def _check_size(batch_size: int) -> None:

@@ -75,5 +75,3 @@ class GenerateKeywords(SamplerKeywords, KnownEngineKeywords, total=False):
 
 class InfillKeywords(FillKeywords, KnownEngineKeywords, total=False):
     """Of `dlm.infill`."""
-
-    best_of: int

@@ -13,9 +13,6 @@ READ_BY = {
 HOLES = ("gen_length", "max_gen_length", "stop")
 """Settings that say how a continuation ends; a hole ends where its length says."""
 
-FILLINGS = ("best_of",)
-"""Settings that only `dlm.infill`, and what calls it, reads."""
-
 SAMPLER_READERS = {
     **{
         name: Reader(

@@ -11,7 +11,7 @@ from typing import Any
 from dlm import config as toml
 from dlm.errors import UserError, nearest
 from dlm.inference.config import SamplerConfig
-from dlm.inference.readers import FILLINGS, SAMPLER_READERS
+from dlm.inference.readers import SAMPLER_READERS
 from dlm.models.lm import LM
 from dlm.reading import unread
 
@@ -35,9 +35,6 @@ def recommended(lm: LM, kind: str) -> SamplerConfig:
         if not isinstance(values, Mapping):
             raise UserError(f"{where}.{name} = {values!r:.60}: expected an object of sampler settings")
     values: Mapping[str, Any] = table.get(kind, {})
-    for name in FILLINGS if kind == "generate" else ():
-        if name in values:
-            raise UserError(f'{where}.{kind}.{name} = {values[name]!r:.60}: is read for holes: move it to "infill"')
     for name in CALLERS:
         if name in values:
             raise UserError(f"{where}.{kind}.{name} = {values[name]!r:.60}: is for each call to say; leave it out")

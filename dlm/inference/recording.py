@@ -94,7 +94,7 @@ class Recording:
             **self.common,
             "kind": "infill" if request.holes else "generate",
             "sampler": {
-                **settings.model_dump(mode="json", exclude={"seed", "num_samples", "best_of", "rule", *unused}),
+                **settings.model_dump(mode="json", exclude={"seed", "num_samples", "rule", *unused}),
                 "rule": _rule(seq),
             },
         }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from dlm.inference.config import MOST, EngineConfig, ModelSection, SamplerConfig
-from dlm.inference.readers import FILLINGS, SAMPLER_READERS
+from dlm.inference.readers import SAMPLER_READERS
 from dlm.reading import judged, unread
 
 
@@ -60,11 +60,6 @@ def require_shared(sampler: SamplerConfig, info: ValidationInfo, instead: Mappin
     for name in judged(sampler, SAMPLER_READERS, info, "sampler"):
         if (problem := unread(sampler, SAMPLER_READERS, [name])) is not None:
             raise ValueError(f"[sampler] {problem}")
-    for name in FILLINGS:
-        if (value := getattr(sampler, name)) != SamplerConfig.model_fields[name].default:
-            raise ValueError(
-                f"[sampler] {name} = {value}: each {what} is decoded once here; leave it out, or use dlm-infer"
-            )
     for name, words in instead.items():
         if name in sampler.model_fields_set and getattr(sampler, name) != SamplerConfig.model_fields[name].default:
             raise ValueError(f"[sampler] {name} is each {what}'s own here: leave it out, and give {words}")

@@ -16,7 +16,7 @@ import dlm
 from dlm.inference import keyword_types
 from dlm.inference.config import EngineConfig, SamplerConfig
 from dlm.inference.drafting.fitting import READ_WITH_A_DRAFT
-from dlm.inference.readers import ENGINE_ALONE, FILLINGS, HOLES
+from dlm.inference.readers import ENGINE_ALONE, HOLES
 
 FILE = Path(keyword_types.__file__)
 ENDS = (*HOLES, *READ_WITH_A_DRAFT)
@@ -34,7 +34,7 @@ CLASSES: dict[str, tuple[str, str, Iterable[str]]] = {
     "FillKeywords": (
         "TypedDict",
         "How holes are filled.",
-        [*(SamplerConfig.model_fields.keys() - {*ENDS, *FILLINGS}), "remasking"],
+        [*(SamplerConfig.model_fields.keys() - {*ENDS}), "remasking"],
     ),
     "SamplerKeywords": ("FillKeywords", "How a text is continued.", ENDS),
     "KnownEngineKeywords": (
@@ -44,7 +44,7 @@ CLASSES: dict[str, tuple[str, str, Iterable[str]]] = {
     ),
     "EngineKeywords": ("KnownEngineKeywords", "Of `dlm.Engine`.", ENGINE_ALONE),
     "GenerateKeywords": ("SamplerKeywords, KnownEngineKeywords", "Of `dlm.generate`.", ()),
-    "InfillKeywords": ("FillKeywords, KnownEngineKeywords", "Of `dlm.infill`.", FILLINGS),
+    "InfillKeywords": ("FillKeywords, KnownEngineKeywords", "Of `dlm.infill`.", ()),
 }
 """Class -> what it is derived from, what it is, and the settings that it adds."""
 SPELLED = {"rule": "str | Rule", "remasking": "str"}  # a table that may grow; LLaDA's name for it

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -70,7 +69,7 @@ class Decoded(Trial):
         """An item's request, once a sample, as this way of decoding makes it."""
         from dlm.inference.decoding import continuations, infillings
 
-        make = partial(infillings, choosing=True) if self.infill else continuations
+        make = infillings if self.infill else continuations
         sampler = self.sampler(number, way)
         ids = [str(number) if into is None else into.name(self.names[number])]
         return make(self.lm, [self.prompt(number)], sampler, where=f'task "{self.task.label}"', request_ids=ids)
