@@ -64,7 +64,7 @@ def about_causal(name: str) -> About:
         "there; put it before token ids yourself (`lm.tokenizer.begin`): without it, short texts end in loops.",
         USE.format(name=name, call=CONTINUED),
         "causal-lm",
-        before=("dlm-tokenizer --config pico-causal-tokenizer", "dlm-train --config pico-trunk"),
+        before=("dlm-tokenizer --config pico-tokenizer", "dlm-train --config pico-trunk"),
     )
 
 

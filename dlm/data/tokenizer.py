@@ -113,7 +113,7 @@ class Tokenizer:
         return whole[:at]
 
     def begun(self, ids: list[int]) -> list[int]:
-        """The ids of a text that is to be continued, beginning as this tokenizer has texts begin."""
+        """The ids of a text that is to be continued or filled in, beginning as this tokenizer has texts begin."""
         return ids if ids[: len(self.begin)] == self.begin else [*self.begin, *ids]
 
     def encode(self, text: str, special: bool = True) -> list[int]:

@@ -105,7 +105,7 @@ def continuation(lm: LM, prompt: str | list[int], gen_length: int, where: str, *
 
 
 def infilling(lm: LM, prompt: str | list[int], where: str, **fields: Any) -> Request:
-    """A request to fill the holes of `prompt`: as parsed in a text, runs of mask ids in a list."""
+    """A request to fill the holes of `prompt`: as parsed in a text, which begins as with `continuation`; runs of mask ids in a list."""
     mask = lm.require_mask_id()
     ids: list[int] = []
     holes: list[range] = []
@@ -126,6 +126,9 @@ def infilling(lm: LM, prompt: str | list[int], where: str, **fields: Any) -> Req
             texts[-1] += piece.text
         if spelt:
             texts = None  # the text between such holes is known as tokens only
+        begun = ids if lm.tokenizer is None else lm.tokenizer.begun(ids)
+        holes = [range(hole.start + len(begun) - len(ids), hole.stop + len(begun) - len(ids)) for hole in holes]
+        ids = begun
     else:
         ids, holes = prompt, list(runs(prompt, mask))
     _check_ids(lm, ids, where)

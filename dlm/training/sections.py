@@ -33,7 +33,7 @@ class TrainableConfig(Section):
 class ObjectiveConfig(Section):
     """[objective]: how text is corrupted and what its tokens count. The masking also decides who sees whom:
     `block` trains a block-causal network and `causal` a causal one; the others keep what the model is, except that a
-    causal one becomes bidirectional."""
+    causal one becomes bidirectional, and a block-causal one where `attention` says so."""
 
     READERS = {
         "entropy_temperature": Reader(
@@ -106,6 +106,10 @@ class ObjectiveConfig(Section):
         default="joined",
         description="apart: those packed into one row do not see each other, and each begins at position 0; "
         "validation reads its rows joined",
+    )
+    attention: Literal["bidirectional"] | None = Field(
+        default=None,
+        description="bidirectional: a block-causal train.init_from becomes so, too; none: it keeps its attention",
     )
     truncate_probability: float = Field(
         default=0.01,

@@ -21,7 +21,9 @@ def starting_point(config: TrainConfig) -> LM:
     trained, now = MASKINGS[config.objective.masking].attention, lm.config
     if trained is not None:
         return convert(lm, trained, config.objective.block_length if trained == "block_causal" else None)
-    return convert(lm, "bidirectional") if now.attention == "causal" else convert(lm, now.attention, now.block_length)
+    if now.attention == "causal" or config.objective.attention == "bidirectional":
+        return convert(lm, "bidirectional")
+    return convert(lm, now.attention, now.block_length)
 
 
 def _loaded(config: TrainConfig) -> LM:

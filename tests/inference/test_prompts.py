@@ -6,7 +6,7 @@ import tokenizers
 import torch
 
 import dlm
-from dlm.inference.prompts import Piece, as_prompts, continuation, parse_holes, runs
+from dlm.inference.prompts import Piece, as_prompts, continuation, infilling, parse_holes, runs
 from tests.refusals import refused, told
 
 from .tiny import EOS, MASK, byte_tokenizer, likes, text_lm, tiny_lm
@@ -216,11 +216,31 @@ def test_a_model_that_reads_no_text_and_holes_take_no_messages():
         refused("was given messages: continue a conversation with dlm.generate", dlm.infill, text_lm(), prompts)
 
 
-def test_a_text_that_is_continued_begins_as_the_tokenizer_has_texts_begin():
-    lm = text_lm(attention="causal")
+def beginning(lm):
+    """A tokenizer that puts end-of-text before texts, in the place of the model's own; the tokenizers library's one."""
     backend = lm.require_tokenizer().backend
     end = [("<|endoftext|>", EOS)]
     backend.post_processor = tokenizers.processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=end)
+    return backend
+
+
+def test_a_text_that_is_filled_in_begins_as_the_tokenizer_has_texts_begin():
+    lm = text_lm(shifted_logits=True)
+    begun = beginning(lm).encode("ab").ids
+    hole = [lm.mask_id] * 2
+    for text in ("ab[MASK:2]c[MASK:2]", "<|endoftext|>ab[MASK:2]c[MASK:2]"):
+        request = infilling(lm, text, "prompt 0", request_id="0")
+        assert list(request.ids) == [*begun, *hole, *lm.encode("c"), *hole]
+        assert [request.ids[at] for hole in request.holes for at in hole] == hole * 2
+    [one], [other] = dlm.infill(lm, ["ab[MASK:2]c"]), dlm.infill(lm, [[*begun, *hole, *lm.encode("c")]])
+    assert one.tokens == other.tokens and one.text.startswith("ab") and one.text.endswith("c")
+    assert infilling(lm, "[MASK:2]c", "prompt 0", request_id="0").holes == (range(1, 3),)  # nothing stands before it
+    assert infilling(lm, [1, *hole], "prompt 0", request_id="0").holes == (range(1, 3),)  # token ids stay as they are
+
+
+def test_a_text_that_is_continued_begins_as_the_tokenizer_has_texts_begin():
+    lm = text_lm(attention="causal")
+    backend = beginning(lm)
     begun = [EOS, *lm.encode("abc")]
     for text in ("abc", "<|endoftext|>abc"):
         assert list(continuation(lm, text, 4, "prompt 0", request_id="0").ids) == begun == backend.encode("abc").ids

@@ -12,6 +12,7 @@ from dlm.cli import train as command
 from dlm.config import to_toml
 from dlm.data.shards import read_manifest
 from dlm.errors import UserError
+from dlm.models.converting import convert
 from dlm.training import checkpoint
 from dlm.training.loop import go, train
 from dlm.training.profile import flops_a_token
@@ -193,10 +194,22 @@ def test_prepare_takes_a_bundled_tokenizer(folder, capsys):
 
 def test_a_tokenizer_is_named_as_a_model_is(folder):
     base = config(folder)
-    for name, size in (("pico", 8192), ("tokenizer", 283), ("tokenizer/tokenizer.json", 283)):
+    for name, size in (("pico", 4096), ("tokenizer", 283), ("tokenizer/tokenizer.json", 283)):
         name = name if name == "pico" else str(folder / name)
         named = base.model_copy(update={"train": base.train.model_copy(update={"tokenizer": name})})
         assert starting_point(named).require_tokenizer().vocab_size == size
+
+
+def test_a_block_causal_start_keeps_its_attention_unless_the_objective_says_otherwise(folder):
+    convert(starting_point(config(folder)), "block_causal", 4).save(folder / "block")
+    started = {"train__init_from": str(folder / "block")}
+    kinds = [
+        starting_point(config(folder, **started, **more)).config.attention
+        for more in ({}, {"objective__attention": "bidirectional"}, {"objective__masking": "causal"})
+    ]
+    assert kinds == ["block_causal", "bidirectional", "causal"]
+    said = "attention = 'bidirectional' is only read with masking = random or complementary or spans or trajectory, not causal"
+    refused(said, config, folder, objective__masking="causal", objective__attention="bidirectional")
 
 
 def test_a_start_without_a_tokenizer_says_so(folder, capsys):

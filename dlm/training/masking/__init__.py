@@ -17,20 +17,24 @@ class Entry(NamedTuple):
     reads: tuple[str, ...] = ()
     """Settings of [objective] that only some maskings read, and this one does."""
     attention: Literal["causal", "block_causal"] | None = None
-    """The attention that it trains; None keeps the network's, but a causal one becomes bidirectional."""
+    """The attention that it trains; None keeps the network's, but a causal one becomes bidirectional (and others, where
+    objective.attention says so)."""
     kind: str = "language"
     """The kind of model that it trains, a key of `dlm.training.trainable.TRAINABLES`."""
 
 
-NOISE, SPANS = ("t_min", "t_max"), ("span_share", "span_length", "span_level", "span_edges")
+NOISE, WHOLE = ("t_min", "t_max"), ("documents", "attention")
+SPANS = ("span_share", "span_length", "span_level", "span_edges")
 CURRICULUM = ("max_block_length", "min_mask_ratio", "max_mask_ratio", "complementary")
 MASKINGS = {
-    "random": Entry("dlm.training.masking.random:RandomMasking", (*NOISE, "documents")),
-    "complementary": Entry("dlm.training.masking.random:ComplementaryMasking", (*NOISE, "documents")),
-    "spans": Entry("dlm.training.masking.spans:SpanMasking", (*NOISE, "documents", *SPANS)),
+    "random": Entry("dlm.training.masking.random:RandomMasking", (*NOISE, *WHOLE)),
+    "complementary": Entry("dlm.training.masking.random:ComplementaryMasking", (*NOISE, *WHOLE)),
+    "spans": Entry("dlm.training.masking.spans:SpanMasking", (*NOISE, *WHOLE, *SPANS)),
     "block": Entry("dlm.training.masking.block:BlockMasking", (*NOISE, "block_length"), "block_causal"),
     "causal": Entry("dlm.training.masking.causal:CausalMasking", ("documents",), "causal"),
-    "trajectory": Entry("dlm.training.masking.trajectory:TrajectoryMasking", ("block_length", *CURRICULUM)),
+    "trajectory": Entry(
+        "dlm.training.masking.trajectory:TrajectoryMasking", ("block_length", "attention", *CURRICULUM)
+    ),
     "draft": Entry("dlm.training.masking.draft:DraftMasking", ("documents",), "causal", kind="draft"),
 }
 """objective.masking -> its entry. To add a masking: its file, and one line here."""
