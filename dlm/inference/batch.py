@@ -84,6 +84,8 @@ class Batch:
             recorder.drop()
         if self._is_current(seq):
             del self.sequences[seq.request_id]
+        if not self.sequences:
+            self.stepper.crowds.forget()
         if seq.log.private:
             if seq.final is None:  # cancelled by another thread: who waits for it must hear of it
                 seq.log.events.append(Event(request_id=seq.request_id, error="it was cancelled"))

@@ -90,9 +90,8 @@ class CrowdRound(Round):
         if bad.any():
             return None
         unsettled = self.first + self.masks.argmax(1)
-        clean = (
-            unsettled // self.crowd.blocks * self.crowd.blocks
-        )  # see `Sequence._settle`: it is before the block's end
+        # A mask is before its block's end, so that what `Sequence._settle` asks of the end holds anyhow.
+        clean = unsettled // self.crowd.blocks * self.crowd.blocks
         return Commits(self.seqs, self.first, self.end, self.where, self.masks, token, commit, clean)
 
     def _quota(self) -> np.ndarray:

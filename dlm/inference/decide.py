@@ -32,9 +32,8 @@ class Question(NamedTuple):
 def rounds(questions: Iterable[Question], others: "Sized[Round]" = ()) -> "tuple[list[Round], np.ndarray]":
     """One round for all requests with the same rule and settings, in the order in which they were asked first.
 
-    They follow `others`, rounds that were made by other means.
-
-    And the packed rows whose states they need, (w,) in ascending order.
+    They follow `others`, rounds that were made by other means. And the packed rows whose states all of them need, (w,) in
+    ascending order.
     """
     groups: dict[tuple, list[Question]] = {}
     for question in questions:

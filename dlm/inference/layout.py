@@ -94,7 +94,7 @@ class Layout:
         """Position and slot of each row."""
         begins = np.array([span.positions[0] for span in spans])
         at = np.arange(self.rows) + (begins - self._firsts)[self.owner]
-        gaps = [number for number, span in enumerate(spans) if not isinstance(span.positions, range)]
+        gaps = [n for n, span in enumerate(spans) if span.unwritten or not isinstance(span.positions, range)]
         for number in gaps:
             at[self.owner == number] = spans[number].positions
         size = self.pool.page_size

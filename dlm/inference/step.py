@@ -73,16 +73,9 @@ class Stepper:
         self, scheduled: list[Scheduled], strategies: list[tuple[Strategy, list[Scheduled]]]
     ) -> tuple[list[Result], list[Commits]]:
         forward, ids = self._lay_out(scheduled)
-        asked = [(item, rows) for item, rows in zip(scheduled, forward.layout.starts, strict=True) if item.span.decides]
-        together: list[CrowdRound] = []
-        if not self.apart:
-            crowds, numbers = self.crowds.of([item.sequence for item, _ in asked])
-            starts = np.array([rows[0] for _, rows in asked])
-            together = [CrowdRound(crowd, forward.layout, starts) for crowd in crowds]
-            asked = [asked[number] for number in numbers]
-        groups, output_rows = rounds(
-            (question for item, rows in asked for question in _questions(item, rows)), together
-        )
+        together, asked = self._asked(scheduled, forward.layout)
+        questions = (question for item, rows in asked for question in _questions(item, rows))
+        groups, output_rows = rounds(questions, together)
         tapped = next((strategy.taps for strategy, _ in strategies if strategy.taps), ())
         self.nfe += 1
         self.rows += len(ids)
@@ -105,15 +98,20 @@ class Stepper:
             tokens = found[0].pop() if late else ids
             for seq, _, rows in late:
                 seq.strategy.learn(seq, tokens[rows])
-        commits, answers = [], {}
-        for group, arrays in zip(groups, found, strict=True):
-            made = group.commits(arrays) if isinstance(group, CrowdRound) else None
-            if made is not None:
-                commits.append(made)
-            else:
-                answers |= dict(group.decisions(arrays))
+        answers, commits = _answers(groups, found)
         answered = [item.sequence for item in scheduled if item.sequence in answers]
         return [(seq, _settled(seq, answers)) for seq in answered], commits
+
+    def _asked(
+        self, scheduled: list[Scheduled], layout: Layout
+    ) -> tuple[list[CrowdRound], list[tuple[Scheduled, list[int]]]]:
+        """Rounds of those that are asked together, and those that are asked one by one, with their first rows."""
+        asked = [(item, rows) for item, rows in zip(scheduled, layout.starts, strict=True) if item.span.decides]
+        if self.apart:
+            return [], asked
+        crowds, numbers = self.crowds.of([item.sequence for item, _ in asked])
+        starts = np.array([rows[0] for _, rows in asked])
+        return [CrowdRound(crowd, layout, starts) for crowd in crowds], [asked[number] for number in numbers]
 
     def _decided(
         self, forward: Forward, hidden: Tensor, groups: list[Round], x: dict[str, Tensor] | None, late: list[Late]
@@ -193,6 +191,20 @@ def _questions(item: Scheduled, starts: Sized[int]) -> Iterator[Question]:
     for number, view in enumerate(seq.strategy.views(seq)):
         own = starts if guided else starts[number : number + 1]
         yield Question(view, seq.strategy.asks(view), item.span.positions, own)
+
+
+def _answers(
+    groups: list[Round], found: list[list[np.ndarray]]
+) -> tuple[dict[Sequence, Decision | BrokenLogits], list[Commits]]:
+    """What rounds decide: of each request, or of a whole crowd where nobody's logits are broken."""
+    commits, answers = [], {}
+    for group, arrays in zip(groups, found, strict=True):
+        made = group.commits(arrays) if isinstance(group, CrowdRound) else None
+        if made is not None:
+            commits.append(made)
+        else:
+            answers |= dict(group.decisions(arrays))
+    return answers, commits
 
 
 def _settled(seq: Sequence, answers: dict[Sequence, Decision | BrokenLogits]) -> list[Decision] | BrokenLogits:

@@ -85,6 +85,7 @@ def torch_dtype(x: np.ndarray) -> torch.dtype:
 
 @cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    """Asked for every array of every step."""
     return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
 
