@@ -264,9 +264,11 @@ class Batch:
     def _tell(self, seq: Sequence, event: Event) -> None:
         if not self._is_current(seq):
             return
-        for events in (seq.log.events, *(() if seq.log.private else (self.news,))):
-            if not events or events[-1] is not event:
-                events.append(event)
+        events, news = seq.log.events, self.news
+        if not events or events[-1] is not event:
+            events.append(event)
+        if not (seq.log.private or (news and news[-1] is event)):
+            news.append(event)
 
     def _is_current(self, seq: Sequence) -> bool:
         return self.sequences.get(seq.request_id) is seq

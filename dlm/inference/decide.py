@@ -41,7 +41,7 @@ def rounds(questions: Iterable[Question], others: "Sized[Round]" = ()) -> "tuple
     found = [*others, *[Round(group) for group in groups.values()]]
     wanted = _union([rows for each in found for rows in each.rows])
     for each in found:
-        each.states = [None if np.array_equal(rows, wanted) else np.searchsorted(wanted, rows) for rows in each.rows]
+        each.states = [_places(rows, wanted) for rows in each.rows]
     return found, wanted
 
 
@@ -245,6 +245,11 @@ def recipe_of(kind: tuple, several: bool, confident: bool, topk: int) -> tuple[R
     facts = {"several": several, "confident": confident, "topk": topk}
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg_scale": cfg_scale}
     return Recipe(rule=rule, **drawn, edit_threshold=edit_threshold, remask_threshold=remask_threshold, **facts), judged
+
+
+def _places(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
+    """Where these rows stand among those wanted; None where they are just those."""
+    return None if rows is wanted or np.array_equal(rows, wanted) else np.searchsorted(wanted, rows)
 
 
 def _union(rows: list[np.ndarray]) -> np.ndarray:

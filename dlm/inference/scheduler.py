@@ -134,9 +134,9 @@ class Scheduler:
         """What a running request runs next: the very item of the step before where nothing it depends on has changed."""
         lasting = self.lasting and seq.plain
         state = _state(seq) if lasting else ()
-        if lasting and seq.latest is not None and seq.latest[0] == state:
-            item = seq.latest[1]
-            if len(item.span.positions) <= budget:
+        if lasting and seq.latest is not None:
+            known, item = seq.latest
+            if known == state and len(item.span.positions) <= budget:
                 return item
         span = self._fit(seq, budget)
         if span is None or not self._provide(seq, max(span.visible, seq.strategy.reach(seq)), scheduled):
