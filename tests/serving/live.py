@@ -39,7 +39,9 @@ class Live:
 
     def __init__(self, server: Server, port: int) -> None:
         self.server, self.url = server, f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.url, timeout=600)
+        # Unlimited: to keep a limit, the pool may close a connection that another thread is about to read from (httpcore #1110).
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
+        self.client = httpx.Client(base_url=self.url, timeout=600, limits=unlimited)
 
     def post(self, body: Any, path: str = "/v1/completions", **kinds: Any) -> httpx.Response:
         return self.client.post(path, json=body, **kinds)
