@@ -130,5 +130,6 @@ def test_what_a_decoding_leaves_out_is_the_default_and_no_recommendation(monkeyp
     for way in ({"tokens_per_step": 1}, {"rule": "margin"}):
         texts = [[a.tokens for (a,) in own.answers(range(2), DecodingSection(**way))] for own in (plain, advised)]
         assert texts[0] == texts[1]
+    assert DecodingSection().label == "as recommended" and DecodingSection(seed=1).label == "low_confidence seed=1"
     texts = [[a.tokens for (a,) in own.answers(range(2), DecodingSection())] for own in (plain, advised)]
     assert texts[0] != texts[1]

@@ -32,11 +32,12 @@ class DecodingSection(SamplerConfig):
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """What tables call it; "as recommended" where no setting is given, for then each model's own advice holds."""
         if self.name is not None:
             return self.name
         given = self.given
-        words = [str(given.pop("rule", self.rule))]
+        own = bool(given) or self.tokens_per_step is not None
+        words = [str(given.pop("rule", self.rule)) if own else "as recommended"]
         words += [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in given.items()]
         words += [f"{self.tokens_per_step}/step"] if self.tokens_per_step else []
         words += [

@@ -237,7 +237,7 @@ REFUSED = [
     ({"kind": "infilling", "data": "x", "hole_tokens": [3]}, {}, 'hole_tokens = [3] is only read with hole = "fixed"'),
     ({"kind": "humaneval", "data": "x", "k": [3]}, {}, "k = [3] needs 3 samples of each problem"),
     ({"kind": "lm_eval"}, {}, "tasks = []: name tasks of lm-eval"),
-    ({"kind": "sudoku"}, {"decoding": [{}, {}]}, 'two entries of [[decoding]] are called "low_confidence"'),
+    ({"kind": "sudoku"}, {"decoding": [{}, {}]}, 'two entries of [[decoding]] are called "as recommended"'),
     ({"kind": "sudoku"}, {"reference": "x"}, 'reference = "x" is no decoding'),
     ({"kind": "sudoku"}, {"decoding": [{"rule": "margin", "threshold": 0.5}]}, "threshold = 0.5 is only read"),
     (
