@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from dlm.data.lines import STDLIB
 from dlm.evaluation.card import About
-from dlm.evaluation.lines import STDLIB
 
 
 def about_sudoku(name: str) -> About:

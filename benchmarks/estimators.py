@@ -19,9 +19,9 @@ from measuring import RESULTS, machine, parser, write
 from torch.nn import functional
 
 import dlm
+from dlm.data.lines import STDLIB, heldout_lines
 from dlm.evaluation.draws import Span, plan_of
 from dlm.evaluation.likelihood import masked_costs
-from dlm.evaluation.lines import STDLIB, heldout_lines
 from dlm.evaluation.table import markdown
 
 CASES = ((4, 8), (6, 8), (6, 16), (6, 32), (8, 8), (8, 16), (8, 32))

@@ -15,7 +15,7 @@ from measuring import parser
 
 import dlm
 from dlm.data.config import DataConfig
-from dlm.evaluation.lines import LineTask, heldout_lines, parses
+from dlm.data.lines import LineTask, heldout_lines, parses
 from dlm.evaluation.table import markdown
 
 CONTEXT = 400

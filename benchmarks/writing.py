@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from measuring import RESULTS, machine, parser, write
 
-from dlm.evaluation.lines import parses
+from dlm.data.lines import parses
 from dlm.evaluation.rate import Rate
 from dlm.evaluation.table import markdown
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dlm.prepare.config import ResponsesConfig, TrajectoriesConfig
+from dlm.prepare.config import FillingsConfig, ResponsesConfig, TrajectoriesConfig
 from dlm.training.config import TrainConfig
 
 from .flags import model_flag
@@ -22,6 +22,15 @@ RESPONSES = Command(
     'responses.out, which data.source = "chat" trains on. Stopped or killed, it goes on where it was.',
     config=ResponsesConfig,
     flags=(model_flag("model.name", "The model that answers"),),
+)
+
+FILLINGS = Command(
+    name="dlm-prepare fillings",
+    summary="Let a model fill holes in Python files, keep the fills with which the file can still be parsed (the likeliest, by "
+    "fillings.judge), and add their traces to fillings.store, which data.source = traces trains on. Stopped or killed, it "
+    "goes on where it was.",
+    config=FillingsConfig,
+    flags=(model_flag("model.name", "The model that fills"),),
 )
 
 ANCHORS = Command(
@@ -53,6 +62,15 @@ def _responses(config: ResponsesConfig, options: Options) -> None:
         print(f"{unfinished_file(out)}: {done.unfinished} that reached the limit before their end")
 
 
+def _fillings(config: FillingsConfig, options: Options) -> None:
+    from dlm.prepare.fillings import fill
+
+    done = fill(config)
+    print(
+        f"{config.fillings.store}: {done.kept} of {done.holes} holes have a fill that holds, {done.made} traces made now"
+    )
+
+
 def _anchors(config: TrainConfig, options: Options) -> None:
     from dlm.training.anchors import write_anchors
 
@@ -65,6 +83,7 @@ def _anchors(config: TrainConfig, options: Options) -> None:
 SUBCOMMANDS: Subcommands = {
     "trajectories": (TRAJECTORIES, _trajectories),
     "responses": (RESPONSES, _responses),
+    "fillings": (FILLINGS, _fillings),
     "anchors": (ANCHORS, _anchors),
 }
 

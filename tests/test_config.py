@@ -16,7 +16,7 @@ from dlm.data.config import DataConfig, TokenizerConfig
 from dlm.errors import UserError
 from dlm.evaluation.suite.config import EvalConfig
 from dlm.fields import fields, members, type_name
-from dlm.prepare.config import ResponsesConfig, TrajectoriesConfig
+from dlm.prepare.config import FillingsConfig, ResponsesConfig, TrajectoriesConfig
 from dlm.serving.config import ServeConfig
 from dlm.training.config import TrainConfig
 from tests.refusals import refused, told
@@ -168,7 +168,7 @@ def test_shipped_configs_are_found_by_name(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", dlm.config.shipped())
 def test_every_shipped_config_is_valid(name):
     classes = {"quickstart": InferConfig, "bench": BenchConfig, "prepare-trajectories": TrajectoriesConfig}
-    classes |= {"serve": ServeConfig, "smollm2-responses": ResponsesConfig}
+    classes |= {"serve": ServeConfig, "smollm2-responses": ResponsesConfig, "pico-fillings": FillingsConfig}
     if name.startswith("eval/"):
         classes[name] = EvalConfig
     load(classes.get(name, TokenizerConfig if name.endswith("-tokenizer") else TrainConfig), [name])

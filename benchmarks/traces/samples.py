@@ -42,8 +42,8 @@ def _traces(ids: np.ndarray, rng: np.random.Generator, name: Random) -> Iterator
 
 def _ids(tokenizer: Tokenizer, store: int, teach: int) -> list[np.ndarray]:
     """Token ids of Python's source files: `store` of them and, of other files, `teach`. Too few are repeated."""
+    from dlm.data.lines import STDLIB
     from dlm.data.source import rows_of
-    from dlm.evaluation.lines import STDLIB
 
     sizes, found = (store, teach), ([], [])
     for number, row in enumerate(rows_of(STDLIB, "train")):
@@ -64,8 +64,8 @@ def _tokenizer(name: str | None) -> Tokenizer:
         return load_tokenizer(find_tokenizer(name))
     import tokenizers
 
+    from dlm.data.lines import STDLIB
     from dlm.data.source import training_texts
-    from dlm.evaluation.lines import STDLIB
 
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -52,8 +52,8 @@ def _texts(s: TokenizerBenchSection) -> list[str]:
             raise UserError(f"tokenizer.file = {s.file}: cannot be read as UTF-8 text: {error}") from None
         texts = [text[: int(s.megabytes * 1e6)]]
     else:
+        from dlm.data.lines import STDLIB
         from dlm.data.source import rows_of
-        from dlm.evaluation.lines import STDLIB
 
         texts, room = [], s.megabytes * 1e6
         for row in rows_of(STDLIB, "heldout"):

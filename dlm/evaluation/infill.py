@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dlm.data.lines import LineTask, parses
 from dlm.errors import UserError
-from dlm.evaluation.lines import LineTask, parses
 
 if TYPE_CHECKING:
     from dlm.models.lm import LM

@@ -5,7 +5,8 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "config": ["ResponsesConfig", "TrajectoriesConfig"],
+        "config": ["FillingsConfig", "ResponsesConfig", "TrajectoriesConfig"],
+        "fillings": ["fill"],
         "responses": ["respond"],
         "trajectories": ["prepare"],
     },

@@ -1,4 +1,4 @@
-"""The settings of `dlm-prepare trajectories` and `responses`: which model, how it decodes, which prompts."""
+"""The settings of `dlm-prepare trajectories`, `responses` and `fillings`: which model, how it decodes, which prompts."""
 
 from typing import Any, Literal
 
@@ -118,4 +118,68 @@ class ResponsesConfig(BaseModel, frozen=True, extra="forbid"):
         s = self.sampler
         if (problem := unread(s, SAMPLER_READERS, judged(s, SAMPLER_READERS, info, "sampler"))) is not None:
             raise ValueError(f"[sampler] {problem}")
+        return self
+
+
+class FillingsSection(BaseModel, frozen=True, extra="forbid"):
+    """[fillings]: which holes are made in the texts, which of the fills are kept, and where their traces go."""
+
+    holes: int = Field(default=1000, ge=1, description="Holes to make, a line missing each.")
+    functions: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Share of the holes that are in a small function alone, not in a whole text.",
+    )
+    hole_tokens: tuple[int, int] = Field(default=(4, 16), description="Least and most masks of a hole.")
+    as_long: float = Field(
+        default=0.4, ge=0, le=1, description="Share of the holes with as many masks as the line had tokens."
+    )
+    context: tuple[int, int] = Field(
+        default=(40, 110), description="Least and most tokens that are shown before a hole, and after it."
+    )
+    check: Literal["parses", "none"] = Field(
+        default="parses",
+        description="parses: a fill is kept if Python can parse the whole text with it; none: all are.",
+    )
+    judge: str | None = Field(
+        default=None,
+        min_length=1,
+        description="An autoregressive model with the same tokens: of the fills of a hole that pass the check, it keeps the "
+        "one that makes the text likeliest. None: the first is kept.",
+    )
+    truths: float = Field(
+        default=0.7, ge=0, le=1, description="For so many of the holes the line that was there is kept, too."
+    )
+    batch_size: int = Field(default=32, ge=1, description="Holes filled at a time, and lost at most when killed.")
+    store: str = Field(default="runs/fillings.db", min_length=1, description="Trace store to add to.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "FillingsSection":
+        for name, low in (("hole_tokens", 1), ("context", 0)):
+            least, most = getattr(self, name)
+            if not low <= least <= most:
+                raise ValueError(f"{name} = [{least}, {most}]: give the least, from {low}, and then the most")
+        return self
+
+
+class FillingsConfig(BaseModel, frozen=True, extra="forbid"):
+    """Everything `dlm-prepare fillings` reads."""
+
+    model: ModelSection = Field(default=ModelSection(), description="The model that fills.")
+    sampler: SamplerConfig = Field(
+        default=SamplerConfig(temperature=0.8, num_samples=4),
+        description="How it decodes; num_samples fills of each hole, of which one at most is kept.",
+    )
+    engine: EngineConfig = Field(default=EngineConfig(), description="How holes are filled together.")
+    data: DataConfig = Field(default=DataConfig(), description="Where texts come from: stdlib, or local files.")
+    fillings: FillingsSection = Field(default=FillingsSection(), description="Which holes and fills, and where to.")
+
+    @model_validator(mode="after")
+    def _possible(self, info: ValidationInfo) -> "FillingsConfig":
+        s = self.sampler
+        if (problem := unread(s, SAMPLER_READERS, judged(s, SAMPLER_READERS, info, "sampler"))) is not None:
+            raise ValueError(f"[sampler] {problem}")
+        if self.data.source not in ("stdlib", "text"):
+            raise ValueError(f'data.source = "{self.data.source}": holes are made in texts, so "stdlib" or "text"')
         return self

@@ -1,6 +1,6 @@
 """Records how a teacher decodes prompts, or in which order it would write given answers, in a trace store."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dlm.data.source import build_stream
 from dlm.errors import UserError
+from dlm.inference.config import EngineConfig
 from dlm.inference.generation import engine_for
 from dlm.inference.recording import Store
 from dlm.models.lm import LM
@@ -50,7 +51,7 @@ def prepare(config: TrajectoriesConfig) -> Prepared:
             new = [one for sample in batch for one in tasks.of(sample) if one.name not in names]
             new = list({one.name: one for one in new}.values())
             names |= {one.name for one in new}
-            made += _record(lm, config, new, store)
+            made += record(lm, config.engine, new, store, {"responses": t.responses})
             prompts += len(batch)
             bar.advance(task, len(batch))
         if t.parquet is not None:
@@ -58,16 +59,16 @@ def prepare(config: TrajectoriesConfig) -> Prepared:
     return Prepared(prompts, len(names), made)
 
 
-def _record(lm: LM, config: TrajectoriesConfig, tasks: Sequence[Task], store: TraceStore) -> int:
-    """Decode a batch, if anything of it is missing; returns how many traces that made."""
+def record(lm: LM, engine: EngineConfig, tasks: Sequence[Task], store: TraceStore, facts: Mapping[str, Any]) -> int:
+    """Decode a batch, if anything of it is missing in the store; returns how many traces, with these facts, that made."""
     missing = {task.name for task in tasks if task.name not in store}
     if not missing:
         return 0
     decodings = [task.decoding for task in tasks]
-    engine = engine_for(lm, decodings, config.engine, len(tasks), trace=cast(Store, _Missing(store, missing)))
+    decoder = engine_for(lm, decodings, engine, len(tasks), trace=cast(Store, _Missing(store, missing)))
     for task in tasks:
-        engine.submit(task.decoding, task.given, {"responses": config.trajectories.responses})
-    for event in engine.stream():
+        decoder.submit(task.decoding, task.given, dict(facts))
+    for event in decoder.stream():
         if event.error is not None:
             raise UserError(f"request {event.request_id!r}: {event.error}")
     store.flush()

@@ -1,8 +1,8 @@
 import pytest
 
+from dlm.data.lines import LineTask
 from dlm.errors import UserError
 from dlm.evaluation.infill import answer_of, grade, window
-from dlm.evaluation.lines import LineTask
 from dlm.evaluation.suite.config import EvalConfig
 from dlm.evaluation.suite.decoding_section import DecodingSection
 from dlm.evaluation.suite.task_section import TaskSection

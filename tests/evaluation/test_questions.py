@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from dlm.data.lines import LineTask
 from dlm.errors import UserError
-from dlm.evaluation.lines import LineTask
 from dlm.evaluation.questions import load_questions, prompt_of, sources
 from tests.refusals import refused, told
 
@@ -91,7 +91,7 @@ def test_mistakes_in_what_is_asked_for(tmp_path):
 
 def test_the_built_in_set_needs_no_file(monkeypatch):
     tasks = [LineTask(name=f"f.py:{n}", prefix="x" * 5000, line=f"line {n}", suffix="") for n in range(30)]
-    monkeypatch.setattr("dlm.evaluation.lines.heldout_lines", lambda data, count, seed: tasks[:count])
+    monkeypatch.setattr("dlm.data.lines.heldout_lines", lambda data, count, seed: tasks[:count])
     found = load_questions("stdlib", skip=1, limit=2)
     asked = [(q.answer, q.source, q.where) for q in found]
     assert asked == [(f"line {n}", "stdlib", f"f.py:{n}") for n in (1, 2)]

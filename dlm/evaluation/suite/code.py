@@ -6,7 +6,7 @@ Prompts and stop strings are lm-eval's; its own task files load the data, and th
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dlm.evaluation.lines import LineTask
+from dlm.data.lines import LineTask
 from dlm.evaluation.programs import Problem, mean_pass_at_k, read_problems
 from dlm.evaluation.rate import Rate
 from dlm.evaluation.suite.decoded import Decoded, Recording, effort, spent

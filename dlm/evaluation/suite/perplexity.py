@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dlm.data.lines import heldout_lines
 from dlm.errors import UserError
-from dlm.evaluation.lines import heldout_lines
 from dlm.evaluation.rate import Rate
 from dlm.evaluation.suite.decoded import Decoded, effort, spent
 from dlm.evaluation.suite.task_section import TaskSection

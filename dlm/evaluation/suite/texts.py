@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlm.data.lines import STDLIB, heldout_lines, parses
 from dlm.errors import UserError
-from dlm.evaluation.lines import STDLIB, heldout_lines, parses
 from dlm.evaluation.rate import Rate
 from dlm.evaluation.sudoku import BANDS, heldout_puzzles, is_sudoku_model
 from dlm.evaluation.suite.decoded import Decoded, effort, spent

@@ -97,7 +97,7 @@ class Whole(Trial):
 def heldout(task: TaskSection) -> "DataConfig":
     """The held-out split of the task's text folder, or of the standard library."""
     from dlm.data.config import DataConfig
-    from dlm.evaluation.lines import STDLIB
+    from dlm.data.lines import STDLIB
 
     return STDLIB if task.data is None else DataConfig(source="text", paths=(task.data,))
 

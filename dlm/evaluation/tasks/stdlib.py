@@ -11,7 +11,7 @@ class Line(Task):
     """The rest of the line, but for blanks around it. The questions are its own: no file is needed."""
 
     def questions(self, count: int, seed: int) -> Sequence[Question]:
-        from dlm.evaluation.lines import STDLIB, heldout_lines
+        from dlm.data.lines import STDLIB, heldout_lines
 
         return [
             Question(question=line.prefix[-CONTEXT:], answer=line.line, source="stdlib", where=line.name)

@@ -1,7 +1,8 @@
-"""Single lines of held-out source files, to be filled in."""
+"""Single lines of source files, and small functions with one missing: what is to be filled in."""
 
 import ast
 import io
+import textwrap
 import tokenize
 import warnings
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ def heldout_lines(
     for row in rows_of(data, "heldout"):
         text = row.value["text"]
         name = blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest() if row.key == text else row.key
-        found += _candidates(name, text, context, shortest, longest)
+        found += lines_of(name, text, context=context, shortest=shortest, longest=longest)
     if not found:
         raise UserError(
             f'no line of the held-out split of data.source = "{data.source}" has code and {context} characters around it: '
@@ -65,7 +66,8 @@ def heldout_lines(
     return [found[i] for i in chosen]
 
 
-def _candidates(name: str, text: str, context: int, shortest: int, longest: int) -> Iterator[LineTask]:
+def lines_of(name: str, text: str, *, context: int = 400, shortest: int = 8, longest: int = 100) -> Iterator[LineTask]:
+    """The lines of one text that qualify, see `heldout_lines`; none where the text does not parse."""
     if not parses(text):
         return
     rows, start = code_rows(text), 0
@@ -77,6 +79,19 @@ def _candidates(name: str, text: str, context: int, shortest: int, longest: int)
                 end = begin + len(code)
                 yield LineTask(name=f"{name}:{number}", prefix=text[:begin], line=code, suffix=text[end:])
         start += len(line) + 1
+
+
+def small_functions(text: str, rows: tuple[int, int] = (3, 15)) -> Iterator[str]:
+    """The functions of a text that have so many rows and no decorators, each as a text that parses by itself."""
+    tree, lines = _tree(text), text.split("\n")
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, ast.FunctionDef) or node.decorator_list or node.end_lineno is None:
+            continue
+        function = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])) + "\n"
+        if rows[0] <= function.count("\n") <= rows[1] and parses(
+            function
+        ):  # a string over several rows may hinder dedent
+            yield function
 
 
 def code_rows(text: str) -> set[int]:
@@ -103,10 +118,13 @@ def code_rows(text: str) -> set[int]:
 
 def parses(text: str) -> bool:
     """Whether the running Python can parse `text` as a module."""
+    return _tree(text) is not None
+
+
+def _tree(text: str) -> ast.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape is no error
         try:
-            ast.parse(text)
+            return ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: null bytes
-            return False
-    return True
+            return None

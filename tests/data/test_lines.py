@@ -1,7 +1,7 @@
 import pytest
 
 from dlm.data.config import DataConfig
-from dlm.evaluation.lines import code_rows, heldout_lines, parses
+from dlm.data.lines import code_rows, heldout_lines, parses
 from tests.refusals import refused
 
 SOURCE = '''"""A docstring
