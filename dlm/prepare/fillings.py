@@ -25,7 +25,7 @@ from dlm.prepare.config import FillingsConfig
 from dlm.prepare.tasks import Given, Task
 from dlm.prepare.trajectories import record
 from dlm.trace.store import TraceStore
-from dlm.training.scoring import TokenCosts
+from dlm.training.scoring import sequence_nats
 
 COLUMNS = (TextColumn("[bold]holes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 OF_A_TEXT = 6
@@ -134,9 +134,7 @@ def _lines(text: str, functions: float, rng: np.random.Generator) -> Iterator[Li
 # --- fills ----------------------------------------------------------------------------------------------------------
 
 
-def _chosen(
-    lm: LM, judge: TokenCosts | None, config: FillingsConfig, holes: Sequence[Hole]
-) -> list[tuple[Hole, list[int]]]:
+def _chosen(lm: LM, judge: LM | None, config: FillingsConfig, holes: Sequence[Hole]) -> list[tuple[Hole, list[int]]]:
     """Each hole that has a fill worth keeping, with the best one."""
     found = []
     for hole, fills in zip(holes, _fills(lm, config, holes), strict=True):
@@ -179,7 +177,7 @@ def _holds(lm: LM, config: FillingsConfig, hole: Hole, fill: Sequence[int]) -> b
     return config.fillings.check == "none" or parses(hole.task.filled(lm.decode(fill)))
 
 
-def _judge(config: FillingsConfig, lm: LM) -> TokenCosts | None:
+def _judge(config: FillingsConfig, lm: LM) -> LM | None:
     if config.fillings.judge is None:
         return None
     judge, where = (
@@ -192,18 +190,17 @@ def _judge(config: FillingsConfig, lm: LM) -> TokenCosts | None:
         raise UserError(
             f"{where} has other tokens than model {lm.name!r}: take one that was trained with the same tokenizer"
         )
-    return TokenCosts(judge.network)
+    return judge
 
 
-def _costs(lm: LM, judge: TokenCosts, hole: Hole, fills: Sequence[Sequence[int]]) -> list[float]:
+def _costs(lm: LM, judge: LM, hole: Hole, fills: Sequence[Sequence[int]]) -> list[float]:
     """Nats of each fill and of what comes right after it, given what comes before."""
-    begun = lm.require_tokenizer().begun(hole.before)
-    after = hole.after[:AHEAD]
-    ids = torch.tensor([[*begun, *fill, *after] for fill in fills])
+    first, *before = lm.require_tokenizer().begun(hole.before) or [judge.eos_id]
+    ids = torch.tensor([[*before, *fill, *hole.after[:AHEAD]] for fill in fills], device=judge.device)
     answer = torch.zeros_like(ids, dtype=torch.bool)
-    answer[:, len(begun) :] = True
+    answer[:, len(before) :] = True
     with torch.inference_mode():
-        return judge.nats(ids, answer, torch.arange(len(ids)), 1, 0).sum(-1).tolist()
+        return sequence_nats(judge.network, ids, answer=answer, first=first)[:, 0].tolist()
 
 
 def _tasks(lm: LM, config: FillingsConfig, found: Sequence[tuple[Hole, list[int]]]) -> list[Task]:

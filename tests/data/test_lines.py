@@ -1,7 +1,7 @@
 import pytest
 
 from dlm.data.config import DataConfig
-from dlm.data.lines import code_rows, heldout_lines, parses
+from dlm.data.lines import code_rows, heldout_lines, parses, small_functions
 from tests.refusals import refused
 
 SOURCE = '''"""A docstring
@@ -49,3 +49,11 @@ def test_tasks_are_lines_with_context(tmp_path):
     assert heldout_lines(data, 5, seed=1, context=100) != heldout_lines(data, 5, seed=2, context=100)
     refused("no line of the held-out split", heldout_lines, data, context=10_000)
     refused('data.source = "sudoku"', heldout_lines, DataConfig(source="sudoku"))
+
+
+def test_small_functions_are_texts_by_themselves():
+    text = "class A:\n    def b(self):\n        x = 1\n        return x\n\n    @wraps\n    def c(self):\n        y = 1\n        return y\n"
+    text += "\n    def short(self): pass\n\n    def text(self):\n        return '''\nleft\n'''\n"
+    assert list(small_functions(text)) == ["def b(self):\n    x = 1\n    return x\n"]
+    assert not list(small_functions("def broken(:\n"))
+    assert not list(small_functions(text, (20, 30)))

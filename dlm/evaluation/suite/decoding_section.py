@@ -36,8 +36,8 @@ class DecodingSection(SamplerConfig):
         if self.name is not None:
             return self.name
         given = self.given
-        own = bool(given) or self.tokens_per_step is not None
-        words = [str(given.pop("rule", self.rule)) if own else "as recommended"]
+        given.pop("rule", None)
+        words = [self.way["rule"]]
         words += [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in given.items()]
         words += [f"{self.tokens_per_step}/step"] if self.tokens_per_step else []
         words += [
@@ -51,7 +51,9 @@ class DecodingSection(SamplerConfig):
     def way(self) -> dict[str, str]:
         """What kind of decoding this is, apart from the rule's settings."""
         blocks = "none" if self.block_length is None else str(self.block_length)
-        return {name: str(getattr(self, name)) for name in ("rule", "strategy", "cache", "draft")} | {"blocks": blocks}
+        named = bool(self.given) or self.tokens_per_step is not None
+        found = {"rule": self.rule if named else "as recommended"}
+        return found | {name: str(getattr(self, name)) for name in ("strategy", "cache", "draft")} | {"blocks": blocks}
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DecodingSection":
