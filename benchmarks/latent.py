@@ -238,9 +238,10 @@ def _rows(options: argparse.Namespace, split: str, count: int, tokenizer: str | 
     from dlm.data.config import DataConfig
     from dlm.data.source import build_stream
     from dlm.data.tokenizer import load_tokenizer
+    from dlm.models.finding import bundled
     from dlm.training.validate import HeldOut
 
-    reader = load_tokenizer(tokenizer or _tokenizer(options))
+    reader = load_tokenizer(_tokenizer(options) if tokenizer is None else bundled()[tokenizer])
     stream = build_stream(DataConfig.model_validate(_data(options)), reader, LENGTH, split, 0, shorten=True)
     return HeldOut(stream, count, 16, torch.as_tensor(reader.token_bytes))
 
