@@ -66,8 +66,10 @@ AUTOENCODERS: dict[str, tuple[str | None, int, int, int]] = {
     "reconstruction of pico's tokens": ("pico", 256, 96, 900),
 }
 """A tokenizer (None: bytes), the width, numbers a latent of four tokens, and steps."""
-CELLS = [*AUTOENCODERS, *DISCRETE, "text", *LATENT, "sudoku", "adapter", *ABLATIONS]
-ONCE = {*AUTOENCODERS, "judge", "text", "sudoku", "adapter", *ABLATIONS}
+SOLVERS = {"euler": 32, "heun": 16, "sde": 32}
+"""Steps of each solver, of 32 forwards in all (31 for Heun, whose last step is one of Euler's)."""
+CELLS = [*AUTOENCODERS, *DISCRETE, "text", *LATENT, "solvers", "sudoku", "adapter", *ABLATIONS]
+ONCE = {*AUTOENCODERS, "judge", "text", "solvers", "sudoku", "adapter", *ABLATIONS}
 """Cells of one seed."""
 
 
@@ -141,6 +143,8 @@ def measured(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any
         return sudoku(options)
     if name == "adapter":
         return adapter(options)
+    if name == "solvers":
+        return solvers(options)
     if name in DISCRETE:
         lm, flops = discrete(name, 99 if name == "judge" else seed, options)
     else:
@@ -347,6 +351,14 @@ def adapter(options: argparse.Namespace) -> dict[str, Any]:
     lm = dlm.load(out)
     one = sampled(lm, options, (1,))[0]
     return {"flops": flops, "normal": one, "adapter": sampled(lm, options, (1,), solver="adapter")[0]}
+
+
+def solvers(options: argparse.Namespace) -> dict[str, Any]:
+    """The flow of seed 0, written with each solver at as many forwards."""
+    import dlm
+
+    lm = dlm.load(options.out / "latent-0" / "model")
+    return {name: sampled(lm, options, (steps,), solver=name)[0] for name, steps in SOLVERS.items()}
 
 
 def sudoku(options: argparse.Namespace) -> dict[str, Any]:

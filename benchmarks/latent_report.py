@@ -47,6 +47,12 @@ def written(report: dict[str, Any], ablations: list[str], plot: Path | None) -> 
             lines.append(
                 f"| one step after VFM, {kind} noise | 1 | {run[kind]['nfe']} | {_quality(run[kind])} | {run[kind]['tokens_a_second']:,.0f} |"
             )
+    for run in cells.get("solvers", []):
+        for name, row in run.items():
+            if isinstance(row, dict) and "judged" in row:
+                lines.append(
+                    f"| latent diffusion, solver {name} | {row['steps']} | {row['nfe']} | {_quality(row)} | {row['tokens_a_second']:,.0f} |"
+                )
     if base := cells.get("latent", []):
         lines += [
             "",
@@ -81,18 +87,25 @@ def _draw(cells: dict[str, list[dict[str, Any]]], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(14, 4), layout="constrained")
     for name, label in MAIN.items():
         if runs := cells.get(name, []):
             left.bar(label.replace(" ", "\n", 1), statistics.mean(run["bits"] for run in runs), color="tab:blue")
             left.plot([label.replace(" ", "\n", 1)] * len(runs), [run["bits"] for run in runs], "k.", ms=4)
             rows = runs[0]["samples"]
-            right.plot([row["nfe"] for row in rows], [row["judged"] for row in rows], "o-", label=label)
+            judged = [row["judged"] for row in rows]
+            middle.plot([row["nfe"] for row in rows], judged, "o-", label=label)
+            right.plot([1000 / row["tokens_a_second"] for row in rows], judged, "o-", label=label)
     left.set_ylabel("bits a byte of held-out text (bound)")
     left.tick_params(axis="x", labelsize=7)
-    right.set_xscale("log", base=2)
-    right.set_xlabel("forwards (NFE)")
-    right.set_ylabel("judge's bits a byte of samples")
-    right.legend(fontsize=8)
+    middle.set_xscale("log", base=2)
+    middle.set_xlabel("forwards (NFE)")
+    right.set_xscale("log")
+    right.set_xlabel("seconds for a thousand bytes")
+    for quality in (middle, right):
+        for run in cells.get("text", []):
+            quality.axhline(run["real"]["judged"], color="gray", ls=":", label="real text")
+        quality.set_ylabel("judge's bits a byte of samples")
+    middle.legend(fontsize=8)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
