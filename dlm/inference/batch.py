@@ -121,9 +121,9 @@ class Batch:
             for seq in settled:
                 if self._is_current(seq):
                     self.scheduler.remember(seq)
-            for seq in news:
+            for seq, end in news:
                 if self._is_current(seq):
-                    self._go_on(seq)
+                    self._go_on(seq, end)
         made = [(seq, answer) for seq, answer in results if not isinstance(answer, BrokenLogits)]
         for number in range(max((len(decisions) for _, decisions in made), default=0)):
             decided = [(seq, decisions[number]) for seq, decisions in made if number < len(decisions) and not seq.done]
@@ -203,25 +203,25 @@ class Batch:
         seq.apply(decision)
         self._go_on(seq)
 
-    def _go_on(self, seq: Sequence) -> None:
-        """After a step of the request: what others can use of it, and what is new."""
+    def _go_on(self, seq: Sequence, settled: int | None = None) -> None:
+        """After a step of the request: what others can use of it, and what is new. All before `settled` is settled."""
         self.scheduler.remember(seq)
         if seq.done:
             self._finish(seq)
         elif seq.strategy.left_to_right:
-            self._tell_settled(seq)
+            self._tell_settled(seq, settled)
 
-    def _tell_settled(self, seq: Sequence) -> None:
+    def _tell_settled(self, seq: Sequence, end: int | None) -> None:
         """What is new of a request that goes on; ends it where that completes a stop string."""
-        stream, stop = seq.text, seq.decoding.stop
-        settled = seq.settled(seq.canvas.start + len(stream.tokens))
+        stream, stop, canvas = seq.text, seq.decoding.stop, seq.canvas
+        first = canvas.start + len(stream.tokens)
+        settled = seq.settled(first) if end is None else canvas.tokens[first : min(end, canvas.end)].tolist()
         if not settled or (stream.tokens and stream.tokens[-1] in stop):
             return
         tokens = _until_stop(settled, stop)
         if stream.completes(tokens) and not (seq.script is not None and seq.script.leads(seq.step)):
             self._finish(seq)
             return
-        first = seq.canvas.start + len(stream.tokens)
         seq.mark_first_block()
         event = Event(
             request_id=seq.request_id,

@@ -58,12 +58,12 @@ class Bucket:
         return cls(round_.recipe, *sizes, asked, requests, columns, tapped, late)
 
     def blank(self) -> dict[str, np.ndarray]:
-        """Its arrays with nothing in them: what padding holds."""
+        """Its arrays with nothing in them: what padding holds. `ids` is the first that changes with each step."""
         n, b = self.rows, self.spans
-        found = {"ids": np.zeros(n, np.int64), "rows": np.zeros(self.states, np.int64)}
-        found |= {"positions": np.zeros(n, np.int64), "slots": np.full(n, -1)}
+        found = {"positions": np.zeros(n, np.int64), "slots": np.full(n, -1)}
         found |= {"starts": np.zeros(b + 1, np.int32), "visible": np.zeros(b, np.int32)}
         found |= {"tables": np.zeros((b, self.pages), np.int32), "block_lengths": np.zeros(b, np.int32)}
+        found |= {"ids": np.zeros(n, np.int64), "rows": np.zeros(self.states, np.int64)}
         if self.late:
             found["late"] = np.zeros(n, np.int64)
         if (recipe := self.recipe) is None:
@@ -80,6 +80,14 @@ class Bucket:
         if recipe.revises:
             found |= {"current": listed, "committed": listed.astype(bool), "times": listed}
         return found
+
+
+def counted(output_rows: np.ndarray, round_: Round | None) -> tuple:
+    """All of a step, beside its layout, that a bucket's sizes follow from."""
+    states = doubled(len(output_rows), FEW)
+    if round_ is None:
+        return (states,)
+    return states, round_.recipe, round_.shape, round_.states[0] is None or doubled(len(round_.at), FEW)
 
 
 def doubled(number: int, least: int = 1) -> int:

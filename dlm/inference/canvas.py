@@ -21,7 +21,8 @@ NOWHERE = np.zeros(0, np.int64)
 class OpenBlock:
     """A block that is being denoised."""
 
-    positions: np.ndarray
+    listed: Sized[int]
+    """Its positions, as the plan gives them."""
     steps: int
     started: int
     """Step at which it was opened."""
@@ -31,8 +32,16 @@ class OpenBlock:
     """What a decode rule remembers of it, (l, v)."""
 
     def __post_init__(self) -> None:
-        self.where = run_of(self.positions)
+        self.where: slice | np.ndarray
         """The same positions, to index with."""
+        if isinstance(self.listed, range) and self.listed.step == 1:
+            self.where = slice(self.listed.start, self.listed.stop)
+        else:
+            self.where = run_of(self.positions)
+
+    @property
+    def positions(self) -> np.ndarray:
+        return positions_of(self.listed)
 
 
 class Decision(NamedTuple):
@@ -82,16 +91,26 @@ class Canvas:
         """Of one open block: `first`, `last`, its steps, and the step at which it was opened."""
         self.first = self.last = 0
         """The first position of the open blocks, and one past their last."""
-        self.columns = np.zeros(0, np.int64)
         self.window: slice | np.ndarray = slice(0, 0)
         """The columns, to index with."""
-        self.real = np.zeros(0, bool)
-        """Which columns are no GAP."""
+        self._columns: np.ndarray | None = None
 
     def move(self, tokens: np.ndarray, masked: np.ndarray, when: np.ndarray, opened: np.ndarray) -> None:
         """Have other arrays for the same, of the same shapes."""
         tokens[:], masked[:], when[:], opened[:] = self.tokens, self.masked, self.when, self.opened
         self.tokens, self.masked, self.when, self.opened = tokens, masked, when, opened
+
+    @property
+    def columns(self) -> np.ndarray:
+        if self._columns is None:  # made when they are asked for: where requests are decided together, nobody does
+            window = self.window
+            self._columns = np.arange(window.start, window.stop) if isinstance(window, slice) else window
+        return self._columns
+
+    @property
+    def real(self) -> np.ndarray:
+        """Which columns are no GAP."""
+        return self.columns != GAP
 
     @property
     def capacity(self) -> int:
@@ -121,7 +140,7 @@ class Canvas:
 
     def open_block(self, block: "Block", step: int) -> bool:
         """Begin to denoise a block; whether the network is shown more positions than before."""
-        self.open.append(OpenBlock(positions_of(block.positions), block.steps, step))
+        self.open.append(OpenBlock(block.positions, block.steps, step))
         self._lay_out()
         grows = block.length > self.length
         self.length = max(self.length, block.length)
@@ -197,18 +216,17 @@ class Canvas:
         return bool(np.count_nonzero(self.masked[block.where]))
 
     def _lay_out(self) -> None:
-        positions, window = self.open[0].positions, self.open[0].where
+        block = self.open[0]
+        window = block.where
         if len(self.open) > 1:
-            positions = np.sort(np.concatenate([block.positions for block in self.open]))
-            window = run_of(positions)
-        self.first, self.last = int(positions[0]), int(positions[-1]) + 1
-        self.real = np.ones(len(positions), bool)
-        if not isinstance(window, slice):
-            gaps = np.flatnonzero(np.diff(positions) != 1) + 1
-            window = positions = np.insert(positions, gaps, GAP)
-            self.real = positions != GAP
-        self.columns, self.window = positions, window
-        self.opened[:] = self.first, self.last, self.open[0].steps, self.open[0].started
+            window = run_of(np.sort(np.concatenate([block.positions for block in self.open])))
+        if isinstance(window, slice):
+            self.first, self.last = window.start, window.stop
+        else:
+            self.first, self.last = int(window[0]), int(window[-1]) + 1
+            window = np.insert(window, np.flatnonzero(np.diff(window) != 1) + 1, GAP)
+        self.window, self._columns = window, None
+        self.opened[:] = self.first, self.last, block.steps, block.started
 
 
 def positions_of(positions: Sized[int]) -> np.ndarray:

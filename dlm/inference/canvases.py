@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dlm.inference.canvas import Decision
-
 if TYPE_CHECKING:
+    from dlm.inference.crowd import Grid
     from dlm.inference.sequence import Sequence
 
 
@@ -17,23 +16,16 @@ class Commits(NamedTuple):
     """What a step commits of some canvases, of each the columns of its one open block: (requests, columns)."""
 
     seqs: "list[Sequence]"
-    first: np.ndarray
-    """The first column of each, (requests,)."""
-    end: np.ndarray
-    """One past its last."""
-    where: np.ndarray
-    """The columns' places in `Canvases`."""
+    steps: np.ndarray
+    """The step that each has come to, (requests,)."""
+    grid: "Grid"
+    """Where the columns are."""
     masks: np.ndarray
-    """Which are masked before the step; False behind an end."""
+    """Which are masked before the step; False behind a block's end."""
     token: np.ndarray
     commit: np.ndarray
     clean: np.ndarray
     """Exact cache: positions under this one have their final keys then, (requests,)."""
-
-    def of(self, number: int) -> Decision:
-        """Those of one request."""
-        width = int(self.end[number] - self.first[number])
-        return Decision(self.token[number, :width], self.commit[number, :width])
 
 
 class Canvases:
@@ -67,17 +59,22 @@ class Canvases:
             self.remove(seq)
         self._renew(0)
 
-    def write(self, commits: Commits) -> "tuple[list[Sequence], list[Sequence]]":
+    def write(self, commits: Commits) -> "tuple[list[Sequence], list[tuple[Sequence, int]]]":
         """Write down a step of requests, and let those whose blocks have no masks left close them.
 
-        Returns those with more keys that are final, and those with something to tell: more text, or a block's end.
+        Returns those with more keys that are final, and those with something to tell, more text or a block's end: all
+        their positions before the number beside them are settled now.
         """
-        seqs, masks, where = commits.seqs, commits.masks, commits.where[commits.commit]
-        self.tokens[where] = commits.token[commits.commit]
+        seqs, masks, commit = commits.seqs, commits.masks, commits.commit
+        rows, columns = commit.nonzero()
+        where = commits.grid.where[rows, columns]
+        self.tokens[where] = commits.token[rows, columns]
         self.masked[where] = False
-        self.when[where] = np.repeat([seq.step for seq in seqs], commits.commit.sum(1))
-        left = masks & ~commits.commit
-        closed, further = ~left.any(1), left.argmax(1) != masks.argmax(1)
+        self.when[where] = commits.steps[rows]
+        left = masks & ~commit
+        first_left = left.argmax(1)
+        closed, further = ~left.any(1), first_left != masks.argmax(1)
+        settled_to = np.where(closed, commits.grid.end, commits.grid.first + first_left)
         cleaner = commits.clean > [seq.pages.booked for seq in seqs]
         settled = [seqs[i] for i in np.flatnonzero(cleaner).tolist()]
         for seq, clean in zip(settled, commits.clean[cleaner].tolist(), strict=True):
@@ -85,9 +82,9 @@ class Canvases:
         for seq in seqs:
             seq.go_on()
         for i in np.flatnonzero(closed).tolist():
-            seqs[i].canvas.open[0].closed = True
-            seqs[i].advance(commits.of(i))
-        return settled, [seqs[i] for i in np.flatnonzero(closed | further).tolist()]
+            seqs[i].close_plainly()
+        news = np.flatnonzero(closed | further)
+        return settled, [(seqs[i], end) for i, end in zip(news.tolist(), settled_to[news].tolist(), strict=True)]
 
     def _renew(self, more: int) -> None:
         """Larger arrays, without what ended requests left behind."""

@@ -7,8 +7,6 @@ from dlm.inference.decide import Round, recipe_of
 from dlm.inference.layout import Layout
 from dlm.inference.sequence import Sequence
 
-ALONE = 1
-"""So many requests of a kind are faster asked by themselves."""
 NEVER = 1 << 62
 """Stands for an attention block without an end: no key is ever final."""
 
@@ -23,8 +21,35 @@ class Crowd:
         self.places = np.array([canvases.places[seq] for seq in self.seqs])
         self.offsets = canvases.offsets[self.places][:, None]
         self.blocks = np.array([seq.attention_block or NEVER for seq in self.seqs])
+        self._grid: tuple[Layout, bytes, Grid] | None = None
         self.seeds = np.array([seq.request.seed for seq in self.seqs], np.int64)
         self.samples = np.array([seq.request.sample for seq in self.seqs], np.int64)
+
+    def grid(self, layout: Layout, starts: np.ndarray) -> "Grid":
+        """Where all stand now: as at the step before, unless a block was opened since. `starts` are as in `Grid`."""
+        opened = self.canvases.opened[self.places]
+        told = opened.tobytes()
+        if self._grid is None or self._grid[0] is not layout or self._grid[1] != told:
+            self._grid = layout, told, Grid(self, opened, layout, starts)
+        return self._grid[2]
+
+
+class Grid:
+    """Columns of a crowd's open blocks, (requests, columns), their places, and the rows of a layout that predict them."""
+
+    def __init__(self, crowd: Crowd, opened: np.ndarray, layout: Layout, starts: np.ndarray) -> None:
+        """`starts` are the first rows of all requests that are asked."""
+        self.first, self.end, steps, self.opened = opened.T
+        widths = self.end - self.first
+        self.shape = len(widths), int(widths.max())
+        self.share, self.rest = widths // steps, widths % steps
+        columns = self.first[:, None] + np.arange(self.shape[1])
+        self.inside = None if (widths == self.shape[1]).all() else columns < self.end[:, None]
+        """Which columns are one of a block; None: all."""
+        self.where = np.minimum(columns + crowd.offsets, len(crowd.canvases.tokens) - 1)
+        own, shift = starts[crowd.numbers], crowd.seqs[0].shift
+        rows = np.maximum(columns - shift, 0) + (own - layout.host_positions[own])[:, None]
+        self.columns, self.rows = columns.reshape(-1), rows.reshape(-1)
 
 
 class Crowds:
@@ -51,10 +76,8 @@ class Crowds:
             others = []
             for number, seq in enumerate(asked):
                 (others if seq.kind in special else crowds.setdefault(seq.kind, [])).append(number)
-            large = [numbers for numbers in crowds.values() if len(numbers) > ALONE]
-            others += [number for numbers in crowds.values() if len(numbers) <= ALONE for number in numbers]
             self._known = known
-            self._found = [Crowd(asked, numbers, self.canvases) for numbers in large], sorted(others)
+            self._found = [Crowd(asked, numbers, self.canvases) for numbers in crowds.values()], others
         return self._found
 
 
@@ -64,24 +87,14 @@ class CrowdRound(Round):
     def __init__(self, crowd: Crowd, layout: Layout, starts: np.ndarray) -> None:
         """`starts` are the first rows of all requests that are asked."""
         self.crowd, self.seqs, self.recipe, self.judged = crowd, crowd.seqs, crowd.recipe, False
-        canvases = crowd.canvases
-        self.first, self.end, self.steps, self.opened = canvases.opened[crowd.places].T
-        widths = self.end - self.first
-        width = int(widths.max())
-        self.shape = len(self.seqs), width
-        columns = self.first[:, None] + np.arange(width)
-        self.where = columns + crowd.offsets
-        if (widths == width).all():
-            self.masks = canvases.masked[self.where]
-        else:
-            self.masks = canvases.masked.take(self.where, mode="clip") & (columns < self.end[:, None])
-        self.asked = self.masks
-        self.at = np.flatnonzero(self.masks)
-        self.positions = columns.reshape(-1)[self.at]
-        own, shift = starts[crowd.numbers], self.seqs[0].shift
-        predicting = np.maximum(self.positions - shift, 0) if shift else self.positions
-        self.rows = [predicting + (own - layout.host_positions[own])[self.owner]]
+        self.grid = grid = crowd.grid(layout, starts)
+        self.shape = grid.shape
+        masks = crowd.canvases.masked[grid.where]
+        self.masks = self.asked = masks if grid.inside is None else masks & grid.inside
+        self.at = self.masks.reshape(-1).nonzero()[0]
+        self.positions, self.rows = grid.columns[self.at], [grid.rows[self.at]]
         self.states, self.signals = [], None
+        self.steps = np.array([seq.step for seq in self.seqs])
 
     def commits(self, found: list[np.ndarray]) -> Commits | None:
         """What all requests do, by what `compute` gave; None where the logits of some are NaN or infinite."""
@@ -89,15 +102,15 @@ class CrowdRound(Round):
         token, bad, commit = (grid[:b, :w] for grid in found[:3])
         if bad.any():
             return None
-        unsettled = self.first + self.masks.argmax(1)
+        unsettled = self.grid.first + self.masks.argmax(1)
         # A mask is before its block's end, so that what `Sequence._settle` asks of the end holds anyhow.
         clean = unsettled // self.crowd.blocks * self.crowd.blocks
-        return Commits(self.seqs, self.first, self.end, self.where, self.masks, token, commit, clean)
+        return Commits(self.seqs, self.steps, self.grid, self.masks, token, commit, clean)
 
     def _quota(self) -> np.ndarray:
-        masked, steps = self.end - self.first, np.array([seq.step for seq in self.seqs]) - self.opened
-        return np.maximum(1, masked // self.steps + (steps < masked % self.steps))
+        grid = self.grid
+        return np.maximum(1, grid.share + (self.steps - grid.opened < grid.rest))
 
     def _address(self) -> dict[str, np.ndarray]:
-        found = {"seed": self.crowd.seeds, "sample": self.crowd.samples, "step": [seq.step for seq in self.seqs]}
-        return {**{name: np.asarray(x)[self.owner] for name, x in found.items()}, "position": self.positions}
+        found = {"seed": self.crowd.seeds, "sample": self.crowd.samples, "step": self.steps}
+        return {**{name: x[self.owner] for name, x in found.items()}, "position": self.positions}

@@ -32,13 +32,15 @@ class Question(NamedTuple):
 def rounds(questions: Iterable[Question], others: "Sized[Round]" = ()) -> "tuple[list[Round], np.ndarray]":
     """One round for all requests with the same rule and settings, in the order in which they were asked first.
 
-    They follow `others`, rounds that were made by other means. And the packed rows whose states all of them need, (w,) in
-    ascending order.
+    They follow `others`, rounds that were made by other means. And the packed rows whose states they need, (w,).
     """
     groups: dict[tuple, list[Question]] = {}
     for question in questions:
         groups.setdefault(question.sequence.kind, []).append(question)
     found = [*others, *[Round(group) for group in groups.values()]]
+    if len(found) == 1 and len(found[0].rows) == 1 and len(found[0].at):
+        found[0].states = [None]  # nobody else reads any
+        return found, found[0].rows[0]
     wanted = _union([rows for each in found for rows in each.rows])
     for each in found:
         each.states = [_places(rows, wanted) for rows in each.rows]

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlm.inference.buckets import Bucket
+from dlm.inference.buckets import Bucket, counted
 from dlm.inference.decide import Round
 from dlm.inference.forward import attend_of, products, states_and_taps
 from dlm.inference.layout import Layout, lengthen_rope
 from dlm.inference.pages import PagePool
-from dlm.inference.transfers import packed, places_of, unpacked, views
+from dlm.inference.transfers import Part, packed, parts_of, places_of, unpacked, views
 from dlm.kernels.paths import Path
 from dlm.models.transformer import Transformer
 
@@ -46,12 +46,18 @@ class Recording:
     """All of them."""
     blank: np.ndarray
     """What they are where there is only padding."""
+    tail: tuple[int, Tensor, Tensor]
+    """Where those parts begin that change with each step; the pinned bytes and the device's from there on."""
     sent: torch.cuda.Event | None
     """The device has read the pinned bytes."""
+    filled: Mapping[str, np.ndarray] | None = None
+    """The layout's arrays that they hold."""
     taps: Tensor | None = None
     """Outputs of the tapped layers, of all rows."""
-    shapes: list[Tensor] = field(default_factory=list)
-    """Results of the latest computation, one by one: their shapes and dtypes."""
+    parts: list[Part] = field(default_factory=list)
+    """Where in its result which array lies."""
+    met: bool = False
+    """Whether it was computed once."""
     graph: tuple[Callable[[], None], Tensor] | None = None
 
     @classmethod
@@ -65,26 +71,37 @@ class Recording:
         for name, values in blank.items():
             memory[name][...] = values
         sent = torch.cuda.Event() if device.type == "cuda" else None
-        return cls(bucket, host, there, views(there, blank), memory, bytes_, bytes_.copy(), sent)
+        tail = places["ids"], host[places["ids"] :], there[places["ids"] :]
+        return cls(bucket, host, there, views(there, blank), memory, bytes_, bytes_.copy(), tail, sent)
 
-    def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put a step's arrays into the device's memory, once it has read those of the step before."""
+    def fill(self, layout: Mapping[str, np.ndarray], step: Mapping[str, np.ndarray]) -> None:
+        """Put a layout's arrays, unless they are there, and a step's into the device's memory.
+
+        The device has then read those of the step before.
+        """
         if self.sent is not None:
             self.sent.synchronize()
-        self.bytes_[:] = self.blank
-        for name, memory in self.memory.items():
-            given = arrays.get(name)
-            if given is None:
-                continue
+        start, host, there = self.tail
+        if self.filled is not layout:
+            self.filled, host, there = None, self.host, self.there
+            self.bytes_[:start] = self.blank[:start]
+            self._put(layout)
+            rows = layout["starts"]
+            self.memory["starts"][len(rows) :] = rows[-1]
+        self.bytes_[start:] = self.blank[start:]
+        self._put(step)
+        there.copy_(host, non_blocking=True)
+        self.filled = layout
+        if self.sent is not None:
+            self.sent.record()
+
+    def _put(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for name, given in arrays.items():
+            memory = self.memory[name]
             if given.ndim == 1:
                 memory[: len(given)] = given
             else:
                 memory[: given.shape[0], : given.shape[1]] = given
-        rows = arrays["starts"]
-        self.memory["starts"][len(rows) :] = rows[-1]
-        self.there.copy_(self.host, non_blocking=True)
-        if self.sent is not None:
-            self.sent.record()
 
 
 class Graphs:
@@ -97,6 +114,8 @@ class Graphs:
         self.taps: Tensor | None = None
         """Of the last step, (n, m, d): outputs of its tapped layers, of all rows."""
         self._rope: object = None
+        self._latest: tuple[tuple, Recording] | None = None
+        """What the last step's bucket followed from, and its recording."""
 
     def run(
         self,
@@ -111,38 +130,49 @@ class Graphs:
         bucket fits. `late` are tokens that only the device knows, and their rows: all tokens are then read last.
         """
         only = rounds[0] if len(rounds) == 1 and rounds[0].repeatable else None
-        bucket = Bucket.of(layout, output_rows, only, tapped, bool(late))
-        if bucket is None:
+        recording = self._recording(layout, output_rows, only, tapped, bool(late))
+        if recording is None:
             return None
-        self._keep_rope(layout)
-        recording = self._of(bucket, layout.device)
-        given = {"ids": ids, "rows": output_rows, **layout.arrays}
+        given = {"ids": ids, "rows": output_rows}
         if only is not None:
-            given |= only.arrays | {"at": only.owner * bucket.columns + only.column}
+            given |= only.arrays
+            if (columns := recording.bucket.columns) != only.shape[1]:
+                given["at"] = only.owner * columns + only.column
         if late:
             given["late"] = np.concatenate([rows for _, rows in late])
-        recording.fill(given)
+        recording.fill(layout.arrays, given)
         if late:
             x, tokens = recording.x, torch.cat([tokens for tokens, _ in late])
             x["ids"].index_copy_(0, x["late"][: len(tokens)], tokens)
         found = self._compute(recording, layout.pool)
         self.taps = None if recording.taps is None else recording.taps[: layout.rows]
-        return found[: len(output_rows)] if only is None else partial(unpacked, found, recording.shapes)
+        return found[: len(output_rows)] if only is None else partial(unpacked, found, recording.parts)
 
     def clear(self) -> None:
         """Forget all recordings: what they read is no longer there."""
         self.recorded.clear()
+        self._latest = None
 
-    def _of(self, bucket: Bucket, device: torch.device) -> Recording:
-        recording = self.recorded.pop(bucket, None) or Recording.of(bucket, device)
+    def _recording(
+        self, layout: Layout, output_rows: np.ndarray, only: Round | None, tapped: tuple[int, ...], late: bool
+    ) -> Recording | None:
+        """That of a step's bucket; None where it is too large for any."""
+        facts = layout, *counted(output_rows, only), tapped, late
+        if self._latest is not None and self._latest[0] == facts:
+            return self._latest[1]
+        bucket = Bucket.of(layout, output_rows, only, tapped, late)
+        if bucket is None:
+            return None
+        self._keep_rope(layout)
+        recording = self.recorded.pop(bucket, None) or Recording.of(bucket, layout.device)
         self.recorded[bucket] = recording  # now the latest
         if len(self.recorded) > MOST:
             del self.recorded[next(iter(self.recorded))]
+        self._latest = facts, recording
         return recording
 
     def _compute(self, recording: Recording, pool: PagePool) -> Tensor:
-        met = bool(recording.shapes)
-        if not met:
+        if not recording.met:
             return self._program(recording, pool)
         if recording.graph is None:
             recording.graph = self.capture(lambda: self._program(recording, pool))
@@ -159,14 +189,14 @@ class Graphs:
         attend, positions = attend_of(network, pool, x, most, 0)
         with products(self.deterministic):
             hidden, recording.taps = states_and_taps(network, x, positions, attend, bucket.tapped)
+            recording.met = True
             if (recipe := bucket.recipe) is None:
-                recording.shapes = [hidden]
                 return hidden
             logits = recipe.logits(network, network.head, hidden, x)
         found, _ = recipe.decide(logits, x, network.config.mask_token_id)
         if bucket.late:
             found = [*found, x["ids"]]
-        recording.shapes = [torch.empty(y.shape, dtype=y.dtype, device="meta") for y in found]
+        recording.parts = parts_of(found)
         return packed(found)
 
     def _keep_rope(self, layout: Layout) -> None:

@@ -182,7 +182,7 @@ class Sequence:
         if self.engine.refresh_interval is None:
             self.pages.refreshed = None
         elif self.engine.cache_delay:
-            self.pages.lingering.append((int(block.positions[0]), self.engine.cache_delay))
+            self.pages.lingering.append((block.listed[0], self.engine.cache_delay))
 
     def apply(self, decision: Decision) -> None:
         """One step's decisions; closes, opens and finishes blocks."""
@@ -197,6 +197,12 @@ class Sequence:
     def advance(self, decision: Decision) -> None:
         """After a decision was written down: close, open and finish blocks."""
         self.done = not self.strategy.advance(self, decision)
+
+    def close_plainly(self) -> None:
+        """The one open block of a plain request has no masks left: close it, and open the next one or end."""
+        assert isinstance(self.strategy, Block)
+        self.canvas.open[0].closed = True
+        self.done = not self.strategy.proceed(self)
 
     def go_on(self) -> None:
         """To the next step."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 Arrays = Mapping[str, np.ndarray]
+Part = tuple[tuple[int, ...], np.dtype, int]
+"""An array's shape and dtype, and at which byte it begins."""
 ALIGNED = 16
 """Bytes: where an array begins is a multiple of it, as kernels expect."""
 
@@ -58,7 +60,7 @@ class Transfers:
         """The tensors in the host's memory, once the device has computed them."""
         if not self.remote:
             return [x.cpu().numpy() for x in tensors]
-        return unpacked(packed(tensors), tensors)
+        return unpacked(packed(tensors), parts_of(tensors))
 
 
 def places_of(arrays: Arrays) -> tuple[dict[str, int], int]:
@@ -94,12 +96,16 @@ def packed(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8) for x in tensors])
 
 
-def unpacked(together: Tensor, tensors: Sequence[Tensor]) -> list[np.ndarray]:
-    """`packed` bytes in the host's memory, as arrays of the tensors' shapes: the host waits for the device."""
-    memory, start, found = together.cpu().numpy(), 0, []
+def parts_of(tensors: Sequence[Tensor]) -> list[Part]:
+    """Where among `packed` bytes which tensor lies."""
+    start, found = 0, []
     for x in tensors:
-        kind = numpy_dtype(x.dtype)
-        end = start + x.numel() * x.element_size()
-        found.append(memory[start:end].view(kind).reshape(tuple(x.shape)))
-        start = end
+        found.append((tuple(x.shape), numpy_dtype(x.dtype), start))
+        start += x.numel() * x.element_size()
     return found
+
+
+def unpacked(together: Tensor, parts: Sequence[Part]) -> list[np.ndarray]:
+    """`packed` bytes in the host's memory, as arrays: the host waits for the device."""
+    memory = together.cpu().numpy()
+    return [np.ndarray(shape, kind, memory, start) for shape, kind, start in parts]

@@ -77,10 +77,10 @@ def written(monkeypatch) -> list[int]:
 
 
 def alone(lm, cache: str, asked: list[tuple[list[int], dict]]) -> list[list[Event]]:
-    """What the requests are told that have an engine each."""
+    """What the requests are told that have an engine each, and are asked by themselves since somebody listens to steps."""
     found = []
     for prompt, settings in asked:
-        engine = dlm.Engine(lm, cache=cache, page_size=4)
+        engine = dlm.Engine(lm, cache=cache, page_size=4, on_step=lambda event: None)
         engine.add_request(prompt, **settings)
         (told,) = news(list(engine.stream())).values()
         found.append(told)
@@ -121,7 +121,8 @@ def test_caches_that_are_filled_anew_after_some_steps(settings, monkeypatch):
     lm, asked = letters(), [(prompt, {"gen_length": 16, "block_length": 8, "steps": 12}) for prompt in prompts(6)]
     sizes = written(monkeypatch)
     for cache in ("dual", "prefix"):
-        expected = [dlm.generate(lm, [prompt], cache=cache, **settings, **own)[0].tokens for prompt, own in asked]
+        apart = {"cache": cache, "on_step": lambda event: None, **settings}
+        expected = [dlm.generate(lm, [prompt], **apart, **own)[0].tokens for prompt, own in asked]
         assert not sizes
         engine = dlm.Engine(lm, cache=cache, **settings)
         results = engine.generate([prompt for prompt, _ in asked], **asked[0][1])
@@ -141,6 +142,19 @@ def test_who_listens_to_steps_changes_nothing(monkeypatch):
         events += engine.step()
     assert news(events) == dict(zip("012345", expected, strict=True))
     assert sizes and heard
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_crowd_of_one(family, monkeypatch):
+    lm, sizes = letters(**FAMILIES[family]), written(monkeypatch)
+    asked = [(prompt, settings) for prompt, settings in crowd(family) if settings in PLAIN]
+    expected = alone(lm, KINDS[family], asked)
+    engine, told = dlm.Engine(lm, cache=KINDS[family], page_size=4), []
+    assert asked and not sizes
+    for prompt, settings in asked:
+        engine.add_request(prompt, **settings)
+        told += news(list(engine.stream())).values()
+    assert told == expected and set(sizes) == {1}
 
 
 def test_a_canvas_that_leaves_keeps_what_it_holds():

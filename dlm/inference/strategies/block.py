@@ -102,6 +102,10 @@ class Block:
         return proposed
 
     def advance(self, seq: "Sequence", decision: Decision) -> bool:
+        return self.proceed(seq)
+
+    def proceed(self, seq: "Sequence") -> bool:
+        """Close finished blocks and open new ones; False at the request's end."""
         while seq.canvas.open and (block := seq.canvas.open[0]).closed:
             seq.close(block)
             if self.ends(seq, block):
