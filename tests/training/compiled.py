@@ -1,5 +1,6 @@
 """What each process of test_processes.py runs with train.compile: a run, and how many graphs were compiled for it."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,4 +13,5 @@ from dlm.training.loop import train
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     train(load(TrainConfig, [folder / "straight.toml"]))
-    print(f"graphs: {counters['stats']['unique_graphs']}", flush=True)
+    graphs = counters["stats"]["unique_graphs"]
+    (folder / f"graphs-{os.environ['RANK']}").write_text(str(graphs))
