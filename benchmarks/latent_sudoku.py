@@ -24,7 +24,7 @@ def compared(folder: Path, tflop: float) -> dict[str, Any]:
         "autoencoder": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     }
     _train(folder / "autoencoder", 0.0, 100, trainable={"kind": "latent", "own": own})
-    flow = {"stage": "flow", "denoiser": SHAPE, "prompt_drop": 0.0}
+    flow = {"stage": "flow", "denoiser": SHAPE, "prompt_drop": 0.0, "times": "logit_normal", "times_mean": 1.0}
     start = {"init_from": str(folder / "autoencoder"), "ema": 0.99}
     steps = _train(folder / "flow", tflop, None, start, trainable={"kind": "latent", "own": flow})
     network = {**SHAPE, "num_key_value_heads": 3, "head_dim": 32, "max_position_embeddings": 81}

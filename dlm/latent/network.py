@@ -77,7 +77,9 @@ class LatentNetwork(nn.Module):
             elif p.ndim < 2:
                 nn.init.ones_(p)
             elif self._looked_up(name):
-                nn.init.normal_(p, std=p.shape[1] ** -0.5, generator=generator)
+                # A denoiser's positions are as loud as the latents that they are added to: softer ones go unheard.
+                std = 1.0 if name.startswith(("denoiser.", "adapter.")) else p.shape[1] ** -0.5
+                nn.init.normal_(p, std=std, generator=generator)
             else:
                 back = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(p, std=(p.shape[1] * (depth if back else 1)) ** -0.5, generator=generator)

@@ -4,11 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dlm.latent.config import Shape
 from dlm.latent.denoiser import Denoiser, Modulated
-from dlm.latent.network import LatentNetwork
+from dlm.latent.network import LatentNetwork, config_of
 from dlm.latent.perceiver import Reader
 from dlm.models.attention import AttentionSpec, dense_attend
-from tests.latent.tiny import CODING, DENOISING, ids, network, noise
+from tests.latent.tiny import CODING, DENOISING, IDS, ids, network, noise
 
 NEAR = {"atol": 2e-5, "rtol": 1e-4}
 CLEAN = torch.zeros(3, 7, dtype=torch.bool)
@@ -24,6 +25,16 @@ def test_a_new_denoiser_is_the_identity_in_its_layers_and_says_zero():
     assert isinstance(layer, Modulated)
     attend = dense_attend(AttentionSpec(), torch.arange(7).expand(3, 7), None)
     assert torch.equal(layer(x, noise(3, 3, 16), CLEAN.long(), attend), x)
+
+
+def test_a_new_denoisers_learned_positions_are_as_loud_as_the_latents_they_are_added_to():
+    told = DENOISING.model_copy(update={"position_embedding": "learned", "hidden_size": 64})
+    shape = Shape(stage="flow", tokens_per_latent=1, channels=16, autoencoder=CODING, denoiser=told)
+    found = LatentNetwork(shape, config_of(shape, 48, 81, IDS)).eval()
+    found.initialise(torch.Generator().manual_seed(0))
+    assert found.denoiser is not None and found.denoiser.positions is not None
+    entered = found.denoiser.enter(noise(4, 81, 32))
+    assert 0.5 < found.denoiser.positions.weight.std() / entered.std() < 2
 
 
 def test_a_modulated_layer_is_adaln_written_out():
