@@ -60,6 +60,12 @@ class Live:
         choice = answer.json()["choices"][0]
         return choice["text"] if "text" in choice else choice["message"]["content"]
 
+    def slow(self, seconds: float) -> None:
+        """From now on every step takes this long at least: a request of many steps is still running when a test looks."""
+        stepper = self.server.runner.engine.batch.stepper
+        step = stepper.run
+        stepper.run = lambda scheduled: (time.sleep(seconds), step(scheduled))[1]
+
     def settled(self) -> bool:
         """Whether no request is left anywhere."""
         runner, stats = self.server.runner, self.server.runner.stats()

@@ -40,6 +40,7 @@ def raw(url: str, body: dict) -> socket.socket:
 def test_a_client_that_leaves_ends_its_request(stream):
     with live() as running:
         expected = running.text({"prompt": "x", "max_tokens": 8})
+        running.slow(0.01)
         connection = raw(running.url, {**LONG, "stream": stream})
         assert soon(lambda: running.server.runner.stats().running == 1)
         connection.close()
@@ -82,6 +83,7 @@ def test_a_slow_reader_holds_nobody_and_is_cut_off(monkeypatch):
     monkeypatch.setattr(answers.Answer, "_chunks", full)
     monkeypatch.setattr(answers, "PARTING", 0.1)
     with live(config(serve={"max_unread": 16})) as running:
+        running.slow(0.01)
         connection = raw(running.url, {**LONG, "stream": True, "stream_mode": "denoise"})
         assert soon(lambda: running.server.runner.stats().running == 1)
         assert running.text({"prompt": "x", "max_tokens": 8}) and streamed(
@@ -127,6 +129,7 @@ def test_where_nobody_may_wait_those_run_that_there_is_room_for():
 
 def test_who_waits_too_long_is_refused():
     with live(config(engine={"max_num_requests": 1}, serve={"max_wait": 0.2})) as running:
+        running.slow(0.01)
         first = raw(running.url, LONG)
         assert soon(lambda: running.server.runner.stats().running == 1)
         for stream in (True, False):
@@ -138,6 +141,7 @@ def test_who_waits_too_long_is_refused():
 
 def test_who_takes_too_long_is_ended():
     with live(config(serve={"timeout": 0.4})) as running:
+        running.slow(0.01)
         refused = running.post(LONG)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "timeout"
         assert refused.headers["x-should-retry"] == "false"
@@ -190,6 +194,7 @@ def test_steps_that_always_fail_end_the_server(monkeypatch):
 
 def test_draining_refuses_new_ones_and_finishes_the_others():
     with live() as running, ThreadPoolExecutor(1) as pool:
+        running.slow(0.01)
         first = pool.submit(running.chunks, {**LONG, "max_tokens": 100, "steps": 100})
         assert soon(lambda: running.server.runner.stats().running == 1)
         running.server.draining = True
@@ -203,9 +208,7 @@ def test_draining_refuses_new_ones_and_finishes_the_others():
 def test_a_silent_stream_is_kept_alive(monkeypatch):
     monkeypatch.setattr(answers, "SILENCE", 0.05)
     with live() as running:
-        engine = running.server.runner.engine
-        step = engine.batch.stepper.run
-        monkeypatch.setattr(engine.batch.stepper, "run", lambda scheduled: (time.sleep(0.2), step(scheduled))[1])
+        running.slow(0.2)
         with running.client.stream(
             "POST", "/v1/completions", json={"prompt": "a", "max_tokens": 3, "stream": True}
         ) as response:
