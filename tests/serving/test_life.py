@@ -273,7 +273,7 @@ def test_the_command():
         url = line.split()[-1]
         assert httpx.get(f"{url}/ready").status_code == 200
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "pico"
-        body = {"prompt": "import", "max_tokens": 32, "seed": 1}
+        body = {"prompt": "import", "max_tokens": 256, "seed": 1}
         with ThreadPoolExecutor(4) as pool:
             under_way = [pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=60) for _ in range(4)]
             assert soon(lambda: "dlm_running 4" in httpx.get(f"{url}/metrics").text)
