@@ -59,6 +59,7 @@ ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no self-conditioning": ({}, {"self_conditioning": False}),
     "times logit-normal": ({}, {"times": "logit_normal"}),
     "times adaptive": ({}, {"times": "adaptive"}),
+    "noise 1, aligned, logit-normal": ({"noise": 1.0, "align": "ar"}, {"times": "logit_normal"}),
     "joint": ({}, {"stage": "joint", "encoder_gradient": 0.01, "anchor_weight": 0.1}),
 }
 AUTOENCODERS: dict[str, tuple[str | None, int, int, int]] = {
@@ -80,7 +81,8 @@ def main(argv: list[str] | None = None) -> int:
         for name in [cell for cell in options.cells if seed == 0 or cell not in ONCE]:
             results.setdefault(name, {})[seed] = _result(name, seed, options)
     options.results.mkdir(parents=True, exist_ok=True)
-    report = {"tflop": options.tflop, "cells": results}
+    text = "Python's standard library" if options.text is None else Path(options.text).name
+    report = {"tflop": options.tflop, "text": text, "cells": results}
     write_text(options.results / "latent.json", json.dumps(report, indent=1) + "\n")
     text = written(report, list(ABLATIONS), None if options.no_plot else options.results / "latent.png")
     write_text(options.results / "latent.md", text + "\n")

@@ -6,12 +6,14 @@ from typing import Any
 
 MAIN = {"ar": "autoregressive", "masked": "masked diffusion", "block": "block diffusion (16)"}
 MAIN |= {"latent": "latent diffusion", "latent-block": "latent, blocks of 16 (Cola)"}
+MILLISECONDS = (20, 50, 100, 200, 500)
+"""Ticks of the plot against time."""
 
 
 def written(report: dict[str, Any], ablations: list[str], plot: Path | None) -> str:
     """The report; the plot is drawn where there is anything to draw."""
     cells = {name: [run for run in runs.values() if "failed" not in run] for name, runs in report["cells"].items()}
-    lines = [f"Every row: {report['tflop']:g} · 10^12 training FLOPs, bytes of text in sequences of 128.", ""]
+    lines = [f"Every row: {report['tflop']:g} · 10^12 training FLOPs, bytes of {report['text']} in sequences of 128.", ""]
     lines += [
         "| model | parameters | 10^12 FLOPs | bits a byte, mean of seeds | each seed ± error of the draws |",
         "|---|---|---|---|---|",
@@ -53,20 +55,22 @@ def written(report: dict[str, Any], ablations: list[str], plot: Path | None) -> 
                 lines.append(
                     f"| latent diffusion, solver {name} | {row['steps']} | {row['nfe']} | {_quality(row)} | {row['tokens_a_second']:,.0f} |"
                 )
-    if base := cells.get("latent", []):
+    base, tried = cells.get("latent", []), [name for name in ablations if cells.get(name)]
+    if base and tried:
         lines += [
             "",
             "| ablation, seed 0 | bits a byte ≤ | against `latent` | judge's bits a byte, 32 steps | entropy |",
             "|---|---|---|---|---|",
         ]
-        for name in ablations:
-            for run in cells.get(name, []):
+        for name in tried:
+            for run in cells[name]:
                 row = run["samples"][0]
                 lines.append(
                     f"| {name} | {run['bits']:.3f} ± {run['error']:.3f} | {run['bits'] - base[0]['bits']:+.3f} | {row['judged']:.2f} | {row['entropy']:.2f} |"
                 )
     for run in cells.get("sudoku", []):
-        lines += ["", "| Sudoku, 30 to 45 empty cells | cells right | puzzles solved |", "|---|---|---|"]
+        trained = f"the first two trained with {run['tflop']:g} · 10^12 FLOPs each"
+        lines += ["", f"| Sudoku, 30 to 45 empty cells; {trained} | cells right | puzzles solved |", "|---|---|---|"]
         lines += [
             f"| {name} | {value['cells']:.1%} | {value['solved']:.0%} |"
             for name, value in run.items()
@@ -95,13 +99,15 @@ def _draw(cells: dict[str, list[dict[str, Any]]], file: Path) -> None:
             rows = runs[0]["samples"]
             judged = [row["judged"] for row in rows]
             middle.plot([row["nfe"] for row in rows], judged, "o-", label=label)
-            right.plot([1000 / row["tokens_a_second"] for row in rows], judged, "o-", label=label)
+            right.plot([1e6 / row["tokens_a_second"] for row in rows], judged, "o-", label=label)
     left.set_ylabel("bits a byte of held-out text (bound)")
     left.tick_params(axis="x", labelsize=7)
     middle.set_xscale("log", base=2)
     middle.set_xlabel("forwards (NFE)")
     right.set_xscale("log")
-    right.set_xlabel("seconds for a thousand bytes")
+    right.set_xticks(MILLISECONDS, [str(tick) for tick in MILLISECONDS])
+    right.minorticks_off()
+    right.set_xlabel("milliseconds for a thousand bytes")
     for quality in (middle, right):
         for run in cells.get("text", []):
             quality.axhline(run["real"]["judged"], color="gray", ls=":", label="real text")

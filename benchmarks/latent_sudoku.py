@@ -34,7 +34,7 @@ def compared(folder: Path, tflop: float) -> dict[str, Any]:
     given = torch.as_tensor(puzzles.puzzles).long()
     truth = torch.as_tensor(puzzles.solutions).long()
     lm: Any = dlm.load(folder / "flow")
-    found: dict[str, Any] = {"steps": {"latent": steps, "masked": masked}}
+    found: dict[str, Any] = {"tflop": tflop, "steps": {"latent": steps, "masked": masked}}
     for count in (1, 8, 32):
         found[f"latent, {count} steps"] = _right(filled(lm, given, count), given, truth)
     for name, other in {"masked": dlm.load(folder / "masked"), "bundled `sudoku`": dlm.load("sudoku")}.items():
