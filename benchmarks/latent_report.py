@@ -13,7 +13,10 @@ MILLISECONDS = (20, 50, 100, 200, 500)
 def written(report: dict[str, Any], ablations: list[str], plot: Path | None) -> str:
     """The report; the plot is drawn where there is anything to draw."""
     cells = {name: [run for run in runs.values() if "failed" not in run] for name, runs in report["cells"].items()}
-    lines = [f"Every row: {report['tflop']:g} · 10^12 training FLOPs, bytes of {report['text']} in sequences of 128.", ""]
+    lines = [
+        f"Every row: {report['tflop']:g} · 10^12 training FLOPs, bytes of {report['text']} in sequences of 128.",
+        "",
+    ]
     lines += [
         "| model | parameters | 10^12 FLOPs | bits a byte, mean of seeds | each seed ± error of the draws |",
         "|---|---|---|---|---|",

@@ -3,8 +3,9 @@
     python benchmarks/writing.py pico                                     # a table, and benchmarks/results/writing-pico.json
     python benchmarks/writing.py runs/mine --rule random margin --show 3
 
-The first row is what the model's generation_config.json recommends under "dlm" (see dlm/inference/recommended.py). How a
-model continues texts is measured by `dlm-eval --config eval/writing --model NAME`.
+The first row is what the model's generation_config.json recommends under "dlm" (see dlm/inference/recommended.py), the
+second that with every hole filled once, for a model may recommend to fill anew what does not parse. How a model continues
+texts is measured by `dlm-eval --config eval/writing --model NAME`.
 """
 
 import argparse
@@ -109,7 +110,8 @@ def functions(lm: "LM", options: argparse.Namespace) -> list[dict[str, Any]]:
     import dlm
 
     rows = []
-    for settings in ({}, *({"rule": rule, "temperature": 0.0} for rule in options.rule)):
+    once = {"check": "none"}
+    for settings in ({}, once, *({"rule": rule, "temperature": 0.0, **once} for rule in options.rule)):
         row: dict[str, Any] = {"settings": ", ".join(f"{k} = {v}" for k, v in settings.items()) or "as recommended"}
         outcomes = []
         for masks in MASKS:

@@ -12,7 +12,7 @@ from numpy import ndarray
 from dlm import config as toml
 from dlm.errors import UserError
 from dlm.inference.config import SamplerConfig
-from dlm.inference.readers import SAMPLER_READERS
+from dlm.inference.readers import FILLS, SAMPLER_READERS
 from dlm.lineage import KEY, Parents, fork_step, lineage, settings_of, stretches
 from dlm.models.lm import LM
 from dlm.models.required import require_lm
@@ -154,7 +154,7 @@ def fork(lm: LM, trace: Trace, step: int, request_id: str | None = None, **setti
     if not isinstance(step, int) or not 0 <= step <= trace.num_steps:
         where = f"trace {trace.request_id[:60]!r} has steps 0 to {trace.num_steps}"
         raise UserError(f"fork(): step = {step!r:.40}: {where}")
-    fixed = [name for name in ("gen_length", "block_length", "max_gen_length") if name in settings]
+    fixed = [name for name in ("gen_length", "block_length", "max_gen_length", *FILLS) if name in settings]
     if fixed:
         raise UserError(f"fork(): {fixed[0]} cannot change in the middle of a request")
     name = request_id or f"{trace.request_id[:200]}-{token_hex(4)}"

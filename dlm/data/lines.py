@@ -84,7 +84,7 @@ def lines_of(name: str, text: str, *, context: int = 400, shortest: int = 8, lon
 def small_functions(text: str, rows: tuple[int, int] = (3, 15)) -> Iterator[str]:
     """The functions of a text that have so many rows and no decorators, each as a text that parses by itself."""
     tree, lines = _tree(text), text.split("\n")
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in ast.walk(tree) if isinstance(tree, ast.Module) else ():
         if not isinstance(node, ast.FunctionDef) or node.decorator_list or node.end_lineno is None:
             continue
         function = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])) + "\n"
@@ -118,13 +118,21 @@ def code_rows(text: str) -> set[int]:
 
 def parses(text: str) -> bool:
     """Whether the running Python can parse `text` as a module."""
-    return _tree(text) is not None
+    return fault(text) is None
 
 
-def _tree(text: str) -> ast.Module | None:
+def fault(text: str) -> int | None:
+    """The row, from 1, at which the running Python finds that `text` is no module; None where it is one."""
+    found = _tree(text)
+    return None if isinstance(found, ast.Module) else found
+
+
+def _tree(text: str) -> ast.Module | int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape is no error
         try:
             return ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: null bytes
-            return None
+        except SyntaxError as error:
+            return error.lineno or 1
+        except (ValueError, RecursionError, MemoryError):  # ValueError: null bytes
+            return 1

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from dlm.diffusion.choose import BrokenLogits
+from dlm.inference.attempts import fill_again, judged, wanting
 from dlm.inference.canvas import Decision
 from dlm.inference.config import EngineConfig
 from dlm.inference.decoding import Decoding
 from dlm.inference.drafting.drafter import Drafter
 from dlm.inference.drafting.making import SELF, drafter_of
-from dlm.inference.events import Event, Log, Stats, step_events
+from dlm.inference.events import Event, Log, Stats, masked_event, step_events
 from dlm.inference.pages import PagePool
-from dlm.inference.recording import finish, note
+from dlm.inference.recording import finish, note, note_masked
 from dlm.inference.request import StepEvent
 from dlm.inference.scheduler import Scheduler
 from dlm.inference.sequence import Sequence
@@ -207,9 +208,21 @@ class Batch:
         """After a step of the request: what others can use of it, and what is new. All before `settled` is settled."""
         self.scheduler.remember(seq)
         if seq.done:
-            self._finish(seq)
+            if wanting(self.lm, seq):
+                self._fill_again(seq)
+            else:
+                self._finish(seq)
         elif seq.strategy.left_to_right:
             self._tell_settled(seq, settled)
+
+    def _fill_again(self, seq: Sequence) -> None:
+        """Its holes are masked again, which is a step without a forward, and filled anew."""
+        if seq.recorder is not None:
+            note_masked(seq.recorder, seq)
+        self.scheduler.give_back(seq)
+        fill_again(seq)
+        if self.on_step is not None:
+            self.on_step(masked_event(seq))
 
     def _tell_settled(self, seq: Sequence, end: int | None) -> None:
         """What is new of a request that goes on; ends it where that completes a stop string."""
@@ -234,7 +247,7 @@ class Batch:
         self._tell(seq, event)
 
     def _finish(self, seq: Sequence) -> None:
-        result = seq.strategy.finished(seq, result_of(self.lm, seq.decoding, seq.outcome()))
+        result = judged(seq, seq.strategy.finished(seq, result_of(self.lm, seq.decoding, seq.outcome())))
         stream, holes = seq.text, seq.request.holes
         rest = result.tokens[len(stream.tokens) :]
         first = seq.canvas.start + len(stream.tokens)

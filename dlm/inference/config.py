@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
 from dlm.diffusion.unmask import RULES, Rule
+from dlm.inference.checks import CHECKS
 from dlm.inference.readers import ALIASES, ENGINE_READERS, READ_BY
 
 
@@ -21,10 +22,11 @@ def _rule_setting(name: str) -> tuple[Any, Any]:
 
 
 if TYPE_CHECKING:  # type checkers cannot see what is made of a table
-    RuleName = str
+    RuleName = CheckName = str
     RuleSettings = BaseModel
 else:
     RuleName = Literal[tuple(RULES)]
+    CheckName = Literal[("none", *CHECKS)]
     RuleSettings = create_model("RuleSettings", **{name: _rule_setting(name) for name in READ_BY})
 
 Cache = Literal["auto", "none", "prefix", "dual", "exact"]
@@ -144,6 +146,18 @@ class SamplerConfig(RuleSettings):
         default=None,
         description="Latent models: how the flow is solved; heun is two forwards a step, sde adds noise on the way, adapter "
         "is one step from noise that was chosen for the prompt. none: euler.",
+    )
+    check: CheckName = Field(
+        default="none",
+        description="Holes: what the filled text must pass, else they are filled anew. python: it parses, or where it is a "
+        "fragment the largest part around the holes that can.",
+    )
+    attempts: int = Field(
+        default=8,
+        ge=1,
+        le=2**16,
+        description="With a check: how often the holes are filled at most; from the second time on at a temperature of 0.7 at "
+        "least. The last one stays.",
     )
     stop: str | tuple[str, ...] = Field(
         default=(),

@@ -49,6 +49,10 @@ def continuations(
     """
     require_model(lm, where)
     settings = lm.settled(with_recommended(lm, settings, "generate"), where)
+    if settings.check != "none":
+        raise UserError(
+            f"{where}: check = {settings.check!r} is of holes that are filled, and this continues a text: leave it out"
+        )
     _require_strategy(settings.strategy, where)
     open_ended = settings.gen_length == "auto"
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps, open_ended=open_ended)
@@ -92,6 +96,10 @@ def infillings(
             f"{where} fills holes in texts, and was given messages: continue a conversation with dlm.generate"
         )
     settings = settings.model_copy(update={"gen_length": "auto", "stop": ()})
+    if settings.check != "none" and lm.tokenizer is None:
+        raise UserError(
+            f"{where}: check = {settings.check!r} reads text, but model {lm.name!r} has no tokenizer: leave it out"
+        )
     lm.require_mask_id()
     plan = Plan(config=lm.config, block_length=settings.block_length, steps=settings.steps)
     return [

@@ -120,3 +120,20 @@ def step_events(results: "Sized[tuple[Sequence, Decision]]") -> Iterator[StepEve
             refused=refused if drafts else None,
             drafted=taken if drafts else None,
         )
+
+
+def masked_event(seq: "Sequence") -> StepEvent:
+    """A request's holes were masked again, in the step before the one that it has come to."""
+    canvas, length = seq.canvas, seq.canvas.length
+    nothing = torch.zeros(1, length, dtype=torch.bool)
+    return StepEvent(
+        step=seq.step - 1,
+        nfe=seq.nfe,
+        request_ids=(seq.request_id,),
+        prompt_lengths=(seq.request.prompt_length,),
+        lengths=(length,),
+        canvas=torch.from_numpy(canvas.tokens[None, :length].copy()),
+        committed=nothing,
+        edited=nothing,
+        remasked=torch.from_numpy(canvas.masked[None, :length].copy()),
+    )

@@ -16,7 +16,7 @@ from dlm.inference.keyword_types import GenerateKeywords, InfillKeywords
 from dlm.inference.keywords import keywords, settings_of
 from dlm.inference.lengths import at_longest, settle
 from dlm.inference.prompts import Prompt, as_prompts
-from dlm.inference.readers import ENGINE_ALONE, HOLES
+from dlm.inference.readers import ENGINE_ALONE, FILLS, HOLES
 from dlm.inference.recording import Store
 from dlm.inference.request import Generation
 from dlm.inference.strategies.jumps import states_of
@@ -27,7 +27,7 @@ DRAFTED = {name: SamplerConfig.model_fields[name].default for name in READ_WITH_
 OWN = ("draft", "trace", "request_ids", "batch_size", "on_step")
 
 
-@keywords(SamplerConfig, EngineConfig, without=ENGINE_ALONE)
+@keywords(SamplerConfig, EngineConfig, without=(*FILLS, *ENGINE_ALONE))
 def generate(
     lm: LM,
     prompts: Prompt | Sequence[Prompt],
@@ -93,6 +93,9 @@ def infill(
     All holes are filled together in up to `steps` (128) steps, or `block_length` positions at a time from the left,
     which shares the steps out. Text on both sides is seen as far as the family's attention reaches. End-of-text in a
     hole ends nothing: it is a token like others, and `.text` and `.holes` do not show it. Otherwise as `generate`.
+
+    `check="python"` fills the holes of a text that does not parse again, `attempts` (8) times in all, each with other random
+    numbers; `.attempts` and `.passed` tell how it went, and `.nfe` counts them all. A trace holds every attempt.
     """
     sampler, engine = settings_of("infill()", settings, holes=True, others=OWN)
     for name in DRAFTED:

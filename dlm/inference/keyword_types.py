@@ -9,8 +9,8 @@ from typing import Literal, TypedDict
 from dlm.diffusion.unmask import Rule
 
 
-class FillKeywords(TypedDict, total=False):
-    """How holes are filled."""
+class DecodeKeywords(TypedDict, total=False):
+    """How masks become tokens."""
 
     threshold: float
     factor: float
@@ -37,7 +37,14 @@ class FillKeywords(TypedDict, total=False):
     remasking: str
 
 
-class SamplerKeywords(FillKeywords, total=False):
+class FillKeywords(DecodeKeywords, total=False):
+    """How holes are filled."""
+
+    check: Literal["none", "python"]
+    attempts: int
+
+
+class ContinueKeywords(DecodeKeywords, total=False):
     """How a text is continued."""
 
     gen_length: int | Literal["auto"]
@@ -45,6 +52,10 @@ class SamplerKeywords(FillKeywords, total=False):
     draft_length: int | Literal["auto"] | None
     verify: Literal["match", "reject"]
     stop: str | Sequence[str]
+
+
+class SamplerKeywords(FillKeywords, ContinueKeywords, total=False):
+    """Of one request, whatever it asks for."""
 
 
 class KnownEngineKeywords(TypedDict, total=False):
@@ -69,7 +80,7 @@ class EngineKeywords(KnownEngineKeywords, total=False):
     max_waiting: int | None
 
 
-class GenerateKeywords(SamplerKeywords, KnownEngineKeywords, total=False):
+class GenerateKeywords(ContinueKeywords, KnownEngineKeywords, total=False):
     """Of `dlm.generate`."""
 
 

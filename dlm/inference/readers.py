@@ -13,6 +13,9 @@ READ_BY = {
 HOLES = ("gen_length", "max_gen_length", "stop")
 """Settings that say how a continuation ends; a hole ends where its length says."""
 
+FILLS = ("check", "attempts")
+"""Settings that only holes read."""
+
 SAMPLER_READERS = {
     **{
         name: Reader(
@@ -38,6 +41,7 @@ SAMPLER_READERS = {
     "max_post_edit_steps": Reader(
         decides="edit_threshold", where="with edit_threshold", reads=lambda s: s.edit_threshold is not None
     ),
+    "attempts": Reader(decides="check", where="with a check", reads=lambda s: s.check != "none"),
     "max_gen_length": Reader(
         decides="gen_length", where='with gen_length = "auto"', reads=lambda s: s.gen_length == "auto"
     ),

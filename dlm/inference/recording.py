@@ -10,6 +10,7 @@ import torch
 from dlm.errors import UserError
 from dlm.inference.canvas import Decision
 from dlm.inference.config import EngineConfig
+from dlm.inference.readers import FILLS
 from dlm.inference.request import Generation, StepEvent
 from dlm.inference.sequence import Sequence
 from dlm.models.fingerprint import weights_digest
@@ -90,6 +91,7 @@ class Recording:
         """A recorder for this request, or None where the store leaves it out. Raises if its id is taken."""
         settings, request, plan = seq.decoding.settings, seq.request, seq.decoding.plan
         unused = ("solver",) if seq.decoding.drafted else ("solver", "draft_length", "verify")
+        unused += () if settings.check != "none" else FILLS
         context = {
             **self.common,
             "kind": "infill" if request.holes else "generate",
@@ -150,6 +152,22 @@ def note(recorder: Recorder, seq: Sequence, decision: Decision) -> None:
         topk=None if decision.topk is None else tuple(part[where] for part in decision.topk),
         length=seq.canvas.length,
         canvas=_canvas(seq, decision) if "digests" in recorder.keep else None,
+    )
+
+
+def note_masked(recorder: Recorder, seq: Sequence) -> None:
+    """Tell that all holes are masked again, in a step of their own."""
+    canvas = seq.canvas
+    where = np.array([at for hole in seq.request.holes for at in hole])
+    masked = canvas.tokens[: canvas.length].copy()
+    masked[where] = canvas.mask_id
+    recorder.commit(
+        seq.step,
+        where,
+        masked[where],
+        np.full(len(where), MASK),
+        length=canvas.length,
+        canvas=masked if "digests" in recorder.keep else None,
     )
 
 

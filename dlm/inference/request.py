@@ -79,6 +79,8 @@ class Generation:
     drafted: With a draft: the tokens that each verification checked.
     tau: With a draft: the mean of `accepted`; 0 where nothing was verified.
     target_nfe, draft_nfe: With a draft: forwards of either; `nfe` and `tpf` count the target's.
+    attempts: With a check: how often the holes were filled; `nfe` counts all of them.
+    passed: With a check: whether the text passes it.
     """
 
     text: str
@@ -95,6 +97,8 @@ class Generation:
     tau: float | None = None
     target_nfe: int | None = None
     draft_nfe: int | None = None
+    attempts: int | None = None
+    passed: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

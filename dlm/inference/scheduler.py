@@ -210,6 +210,15 @@ class Scheduler:
         self.preemptions += 1
         self.running.remove(seq)
         park(seq, self.pool)
+        self._queue(seq)
+
+    def give_back(self, seq: Sequence) -> None:
+        """Take a running request's pages, and queue it in its old place as if it had not begun."""
+        self.running.remove(seq)
+        seq.pages.release(self.pool)
+        self._queue(seq)
+
+    def _queue(self, seq: Sequence) -> None:
         place = next((i for i, other in enumerate(self.waiting) if other.number > seq.number), len(self.waiting))
         self.waiting.insert(place, seq)
 

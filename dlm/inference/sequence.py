@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dlm.inference.canvas import Canvas, Decision, OpenBlock
-from dlm.inference.config import EngineConfig
+from dlm.inference.config import EngineConfig, SamplerConfig
 from dlm.inference.decoding import Decoding
 from dlm.inference.events import Event, Log, Times
 from dlm.inference.page_table import PageTable
@@ -72,14 +72,16 @@ class Sequence:
     memory: Any = None
     """What its strategy remembers of it beside these."""
     parked: "Parked | None" = None
+    attempt: int = 1
+    """How often its holes are being filled, this time counted."""
+    passed: bool | None = None
+    """Whether the last attempt passed its check."""
     latest: "tuple[tuple, Scheduled] | None" = None
     """What it ran last, and the state in which it will run just that again; see `Scheduler`."""
 
     def __post_init__(self) -> None:
         plan, settings = self.decoding.plan, self.decoding.settings
-        # Causal families have no mask: what stands at the position being predicted is then of no consequence.
-        self.canvas = Canvas(self.request, plan.length(self.request), self.config.mask_token_id or 0)
-        self.pages = PageTable(self.strategy.branches(self))
+        self._blank()
         self.shift = int(self.config.shifted_logits)
         self.attention_block = {"bidirectional": None, "causal": 1}.get(self.config.attention, self.config.block_length)
         """Block length of its attention; None sees everything, 1 is causal."""
@@ -87,6 +89,23 @@ class Sequence:
             self.attention_block = plan.length_of_block(None)
         self.revises = settings.edit_threshold is not None or settings.remask_threshold is not None
         """Whether committed tokens of open blocks may still change."""
+        self.done = not self.strategy.begin(self)
+
+    def _blank(self) -> None:
+        """A canvas on which nothing is decided, and no pages."""
+        # Causal families have no mask: what stands at the position being predicted is then of no consequence.
+        self.canvas = Canvas(self.request, self.decoding.plan.length(self.request), self.config.mask_token_id or 0)
+        self.pages = PageTable(self.strategy.branches(self))
+
+    def begin_again(self, settings: SamplerConfig) -> None:
+        """Forget what was decided, and go on with the next step on a blank canvas. Its pages were given back."""
+        watched = self.canvas.confidence is not None
+        self.decoding = replace(self.decoding, settings=settings)
+        self.__dict__.pop("kind", None)
+        self.step, self.attempt, self.memory, self.latest = self.step + 1, self.attempt + 1, None, None
+        self._blank()
+        if watched:
+            self.watch_confidence()
         self.done = not self.strategy.begin(self)
 
     @property

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from dlm.inference.decoding import Decoding
 from dlm.inference.request import Generation, Outcome, Request
@@ -132,6 +132,13 @@ def _filled(lm: LM, request: Request, outcome: Outcome) -> Generation:
         holes=holes,
         steps=[outcome.when[position] for position in positions],
     )
+
+
+def parted(lm: LM, ids: Sequence[int], holes: Sequence[range]) -> tuple[list[str], list[str]]:
+    """The text between the holes, and that in them, as it reads in one piece."""
+    cuts = [0, *(at for hole in holes for at in (hole.start, hole.stop)), len(ids)]
+    parts = [_decode_hole(lm, ids, range(*cut)) for cut in pairwise(cuts)]
+    return parts[::2], parts[1::2]
 
 
 def _decode_hole(lm: LM, ids: Sequence[int], hole: range) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 """How many batches are done, and of how many."""
-LEFT_OUT = frozenset({"gen_length", "max_gen_length", "steps", "num_samples", "stop"})
+LEFT_OUT = frozenset({"gen_length", "max_gen_length", "steps", "num_samples", "stop", "check", "attempts"})
 """Settings that say how much is written, and how much of it is given out."""
 STEPS = 8
 """Of a block."""

@@ -180,6 +180,8 @@ class FillingsConfig(BaseModel, frozen=True, extra="forbid"):
         s = self.sampler
         if (problem := unread(s, SAMPLER_READERS, judged(s, SAMPLER_READERS, info, "sampler"))) is not None:
             raise ValueError(f"[sampler] {problem}")
+        if s.check != "none":
+            raise ValueError(f"[sampler] check = {s.check!r}: [fillings] says which fills are kept; leave it out")
         if self.data.source not in ("stdlib", "text"):
             raise ValueError(f'data.source = "{self.data.source}": holes are made in texts, so "stdlib" or "text"')
         return self

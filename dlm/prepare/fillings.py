@@ -151,7 +151,7 @@ def _fills(lm: LM, config: FillingsConfig, holes: Sequence[Hole]) -> list[list[l
         return []
     mask, owners, decodings = lm.require_mask_id(), [], []
     for number, hole in enumerate(holes):
-        settings = config.sampler.model_copy(update={"seed": hole.seed})
+        settings = config.sampler.model_copy(update={"seed": hole.seed, "check": "none"})
         made = infillings(lm, [hole.canvas([mask] * hole.masks)], settings, where="[sampler]", request_ids=[hole.name])
         owners += [number] * len(made)
         decodings += made
@@ -206,7 +206,7 @@ def _costs(lm: LM, judge: LM, hole: Hole, fills: Sequence[Sequence[int]]) -> lis
 def _tasks(lm: LM, config: FillingsConfig, found: Sequence[tuple[Hole, list[int]]]) -> list[Task]:
     """What is to be recorded: the fills, and the lines that were there where they are kept, too."""
     tasks, mask = [], lm.require_mask_id()
-    settings = config.sampler.model_copy(update={"temperature": 0.0, "num_samples": 1})
+    settings = config.sampler.model_copy(update={"temperature": 0.0, "num_samples": 1, "check": "none"})
     for hole, fill in found:
         for kind, middle in (("own", fill), ("true", hole.truth)):
             if middle is not None:

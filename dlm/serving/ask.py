@@ -15,7 +15,7 @@ from dlm.inference.drafting.fitting import require_wanted
 from dlm.inference.lengths import at_longest
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import HOLE, parse_holes
-from dlm.inference.readers import HOLES, SAMPLER_READERS
+from dlm.inference.readers import FILLS, HOLES, SAMPLER_READERS
 from dlm.models.lm import LM
 from dlm.reading import unread
 from dlm.serving.config import ServeConfig
@@ -210,7 +210,8 @@ def _sampler(lm: LM, config: ServeConfig, body: Common, holes: bool) -> SamplerC
         if own.get(name) and not (suffix and name == "stop"):
             reason = "a hole ends where its length says, which stands in the prompt, as in [MASK:12]"
             raise UserError(f"{WHERE}: {name} = {own[name]!r:.60} ends a continuation, and {reason}: leave it out")
-    base = {name: getattr(config.sampler, name) for name in config.sampler.model_fields_set}
+    names = config.sampler.model_fields_set - set(() if holes else FILLS)
+    base = {name: getattr(config.sampler, name) for name in names}
     if isinstance(own.get("stop"), list):
         own["stop"] = tuple(own["stop"])
     merged = {**base, **own}

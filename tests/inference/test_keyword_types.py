@@ -16,7 +16,7 @@ import dlm
 from dlm.inference import keyword_types
 from dlm.inference.config import EngineConfig, SamplerConfig
 from dlm.inference.drafting.fitting import READ_WITH_A_DRAFT
-from dlm.inference.readers import ENGINE_ALONE, HOLES
+from dlm.inference.readers import ENGINE_ALONE, FILLS, HOLES
 
 FILE = Path(keyword_types.__file__)
 ENDS = (*HOLES, *READ_WITH_A_DRAFT)
@@ -31,19 +31,21 @@ from typing import Literal, TypedDict
 from dlm.diffusion.unmask import Rule
 '''
 CLASSES: dict[str, tuple[str, str, Iterable[str]]] = {
-    "FillKeywords": (
+    "DecodeKeywords": (
         "TypedDict",
-        "How holes are filled.",
-        [*(SamplerConfig.model_fields.keys() - {*ENDS}), "remasking"],
+        "How masks become tokens.",
+        [*(SamplerConfig.model_fields.keys() - {*ENDS, *FILLS}), "remasking"],
     ),
-    "SamplerKeywords": ("FillKeywords", "How a text is continued.", ENDS),
+    "FillKeywords": ("DecodeKeywords", "How holes are filled.", FILLS),
+    "ContinueKeywords": ("DecodeKeywords", "How a text is continued.", ENDS),
+    "SamplerKeywords": ("FillKeywords, ContinueKeywords", "Of one request, whatever it asks for.", ()),
     "KnownEngineKeywords": (
         "TypedDict",
         "What runs at a time, where all requests are known.",
         EngineConfig.model_fields.keys() - {*ENGINE_ALONE},
     ),
     "EngineKeywords": ("KnownEngineKeywords", "Of `dlm.Engine`.", ENGINE_ALONE),
-    "GenerateKeywords": ("SamplerKeywords, KnownEngineKeywords", "Of `dlm.generate`.", ()),
+    "GenerateKeywords": ("ContinueKeywords, KnownEngineKeywords", "Of `dlm.generate`.", ()),
     "InfillKeywords": ("FillKeywords, KnownEngineKeywords", "Of `dlm.infill`.", ()),
 }
 """Class -> what it is derived from, what it is, and the settings that it adds."""

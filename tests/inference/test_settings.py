@@ -31,7 +31,8 @@ def test_the_signature_and_the_help_are_made_of_the_settings():
     fields = SamplerConfig.model_fields | EngineConfig.model_fields
     own = {"lm", "prompts", "trace", "request_ids", "batch_size", "on_step"}
     holes = {*ALONE, "gen_length", "max_gen_length", "stop", "draft_length", "verify"}
-    for function, more, without in ((dlm.generate, {"draft"}, ALONE), (dlm.infill, set(), holes)):
+    continued = {*ALONE, "check", "attempts"}
+    for function, more, without in ((dlm.generate, {"draft"}, continued), (dlm.infill, set(), holes)):
         signature = inspect.signature(function).parameters
         assert signature.keys() == own | more | fields.keys() - without
         assert all(p.kind is p.KEYWORD_ONLY for name, p in signature.items() if name not in ("lm", "prompts"))

@@ -159,6 +159,7 @@ def test_refusals(folder):
     told("hole_tokens = [9, 3]", config, folder, fillings__hole_tokens="[9, 3]")
     told('data.source = "sudoku"', config, folder, data__source="sudoku", data__paths="[]")
     refused("sampler", config, folder, sampler__threshold="0.5")
+    refused("\\[sampler\\] check", config, folder, sampler__check="python")
     for file in folder.glob("*.py"):
         file.write_text("not python (\n" * 9)
     refused("no text has a line of code", fillings.fill, config(folder))
