@@ -214,6 +214,9 @@ class Printer:
         work = f"{len(result.tokens)} generated tokens · {result.nfe} NFE · {result.tpf:.2f} TPF"
         if getattr(result, "tau", None) is not None:
             work += f" · {result.tau:.2f} tokens a check"
+        if (attempts := getattr(result, "attempts", None)) is not None and (attempts > 1 or not result.passed):
+            end = "until it passed its check" if result.passed else "and never passed its check"
+            work += f" · filled {'once' if attempts == 1 else f'{attempts} times'} {end}"
         facts = f"{work}{_threads(lm)} · {speed:,.0f} tokens/s"
         recorded = "" if self.store is None else f"\nrecorded: dlm-replay {result.request_id}"
         self.console.print(Text(f"{facts}{recorded}\n", "dim"))

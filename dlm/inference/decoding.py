@@ -12,7 +12,7 @@ from dlm.inference.context import fitting
 from dlm.inference.messages import as_texts, is_conversation
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
-from dlm.inference.recommended import with_recommended
+from dlm.inference.recommended import require_check, with_recommended
 from dlm.inference.request import Request
 from dlm.inference.strategies import CHOSEN, STRATEGIES
 from dlm.models.lm import LM
@@ -48,6 +48,7 @@ def continuations(
     Requests without a given id are numbered, or get random ids where they must be `unique` among all there ever were.
     """
     require_model(lm, where)
+    require_check(settings, where)
     settings = lm.settled(with_recommended(lm, settings, "generate"), where)
     if settings.check != "none":
         raise UserError(
@@ -89,7 +90,8 @@ def infillings(
 ) -> list[Decoding]:
     """Each prompt, `num_samples` times, to have its holes filled."""
     require_lm(lm, where)
-    settings = with_recommended(lm, settings, "infill")
+    given, settings = settings, with_recommended(lm, settings, "infill")
+    require_check(settings.model_copy(update={"attempts": given.attempts}), where)
     _require_strategy(settings.strategy, where)
     if any(map(is_conversation, (prompts, *(prompts if isinstance(prompts, (list, tuple)) else ())))):
         raise UserError(

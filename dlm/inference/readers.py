@@ -41,7 +41,6 @@ SAMPLER_READERS = {
     "max_post_edit_steps": Reader(
         decides="edit_threshold", where="with edit_threshold", reads=lambda s: s.edit_threshold is not None
     ),
-    "attempts": Reader(decides="check", where="with a check", reads=lambda s: s.check != "none"),
     "max_gen_length": Reader(
         decides="gen_length", where='with gen_length = "auto"', reads=lambda s: s.gen_length == "auto"
     ),

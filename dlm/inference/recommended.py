@@ -41,6 +41,7 @@ def recommended(lm: LM, kind: str) -> SamplerConfig:
     found = toml.check(SamplerConfig, dict(values), f"{where}.{kind}") if values else SamplerConfig()
     if (problem := unread(found, SAMPLER_READERS, values)) is not None:
         raise UserError(f"{where}.{kind}: {problem}")
+    require_check(found, f"{where}.{kind}")
     return found
 
 
@@ -57,3 +58,12 @@ def with_recommended(lm: LM, settings: SamplerConfig, kind: str) -> SamplerConfi
     merged = settings.model_copy(update={name: getattr(found, name) for name in names})
     ignored = [name for name in names & SAMPLER_READERS.keys() if not SAMPLER_READERS[name].reads(merged)]
     return merged.model_copy(update={name: SamplerConfig.model_fields[name].get_default() for name in ignored})
+
+
+def require_check(settings: SamplerConfig, where: str) -> None:
+    """Raises UserError for a number of attempts where nothing is checked, once it is known what the model recommends."""
+    if settings.check == "none" and settings.attempts != SamplerConfig.model_fields["attempts"].default:
+        raise UserError(
+            f"{where}: attempts = {settings.attempts} is only read with a check of filled holes, and there is none: give "
+            'check = "python", or leave attempts out'
+        )

@@ -210,7 +210,8 @@ def _sampler(lm: LM, config: ServeConfig, body: Common, holes: bool) -> SamplerC
         if own.get(name) and not (suffix and name == "stop"):
             reason = "a hole ends where its length says, which stands in the prompt, as in [MASK:12]"
             raise UserError(f"{WHERE}: {name} = {own[name]!r:.60} ends a continuation, and {reason}: leave it out")
-    names = config.sampler.model_fields_set - set(() if holes else FILLS)
+    unchecked = not holes or own.get("check") == "none"
+    names = config.sampler.model_fields_set - set(FILLS if unchecked else ())
     base = {name: getattr(config.sampler, name) for name in names}
     if isinstance(own.get("stop"), list):
         own["stop"] = tuple(own["stop"])

@@ -195,6 +195,8 @@ class Choice:
         }
         if self.result is not None and self.result.holes is not None and self.ask.kind == "infill":
             facts["holes"] = self.result.holes
+        if self.result is not None and self.result.attempts is not None:
+            facts |= {"attempts": self.result.attempts, "passed": self.result.passed}
         if self.ask.top is not None:
             facts["logprobs_kind"] = "at_commit"
         return facts

@@ -6,7 +6,6 @@ import pytest
 import dlm
 from dlm import replay
 from dlm.inference import checks
-from dlm.inference.config import SamplerConfig
 from dlm.trace.events import MASK as BACK
 from dlm.trace.events import SET
 from tests.refusals import refused
@@ -159,6 +158,8 @@ def test_who_leaves_between_attempts_leaves_nothing_behind():
 def test_what_cannot_be_checked_is_refused():
     lm = model()
     refused("attempts = 3 is only read with a check", dlm.infill, lm, PROMPTS, attempts=3)
+    refused("attempts = 3 is only read with a check", dlm.generate, lm, ["a"], attempts=3)
+    refused("attempts = 3 is only read with a check", dlm.infill, lm, PROMPTS, attempts=3, check="none")
     refused('"none", "python"|none.*python', dlm.infill, lm, PROMPTS, check="pascal")
     refused("check = 'python' is of holes", dlm.generate, lm, ["a"], check="python")
     refused("check = 'python' is of holes", dlm.Engine(lm).add_request, "a", check="python")
@@ -170,6 +171,8 @@ def test_a_server_checks_what_it_fills_and_nothing_else():
     with live(config(sampler=sampler)) as running:
         lm, body = running.server.lm, {"prompt": PROMPTS[1], "infill": True}
         assert running.text(body) == dlm.infill(lm, [PROMPTS[1]], **sampler)[0].text
+        facts, known = running.post(body).json()["dlm"], dlm.infill(lm, [PROMPTS[1]], **sampler)[0]
+        assert (facts["attempts"], facts["passed"]) == (known.attempts, known.passed)
         assert running.text({**body, "check": "none"}) == dlm.infill(lm, [PROMPTS[1]])[0].text
         assert running.text({"prompt": "ab", "max_tokens": 4}) == dlm.generate(lm, ["ab"], gen_length=4)[0].text
         assert running.post({"prompt": "ab", "check": "python"}).status_code == 400
@@ -185,4 +188,6 @@ def test_the_bundled_model_is_used_with_its_check(monkeypatch):
     once, results = dlm.infill(lm, prompts, check="none"), dlm.infill(lm, prompts)
     assert [result.passed for result in results] == [checks.python(("", ""), (result.text,)) for result in results]
     assert sum(result.passed for result in results) >= sum(checks.python(("", ""), (result.text,)) for result in once)
-    assert SamplerConfig().check == "none"
+    most = max(result.attempts for result in results)
+    assert most > 1 == max(result.attempts for result in dlm.infill(lm, prompts, attempts=1))
+    refused("attempts = 2 is only read", dlm.infill, lm, prompts, attempts=2, check="none")
