@@ -8,9 +8,6 @@ from dlm.inference.sequence import Sequence
 from dlm.inference.texts import parted
 from dlm.models.lm import LM
 
-TEMPERATURE = 0.7
-"""At least, from the second attempt on: the first one's tokens are to be others."""
-
 
 def wanting(lm: LM, seq: Sequence) -> bool:
     """Whether a request whose holes are filled is to fill them again."""
@@ -25,7 +22,7 @@ def wanting(lm: LM, seq: Sequence) -> bool:
 def fill_again(seq: Sequence) -> None:
     """Begin the next attempt. Its steps go on counting, so its random numbers are others than those before."""
     settings = seq.decoding.settings
-    seq.begin_again(settings.model_copy(update={"temperature": max(settings.temperature, TEMPERATURE)}))
+    seq.begin_again(settings.model_copy(update={"temperature": max(settings.temperature, settings.retry_temperature)}))
 
 
 def judged(seq: Sequence, result: Generation) -> Generation:

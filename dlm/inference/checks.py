@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
 
+import numpy as np
+
 from dlm.data.lines import fault, parses
+from dlm.sudoku.solver import follows_rules
 
 Check = Callable[[Sequence[str], Sequence[str]], bool]
 """Whether a text is right that has these fills between these pieces, of which there is one more."""
@@ -36,7 +39,14 @@ def python(pieces: Sequence[str], fills: Sequence[str]) -> bool:
     return most is None or any((_left(cut, fills, begun) or 0) >= most - SLACK for begun in BEGUN)
 
 
-CHECKS: dict[str, Check] = {"python": python}
+def sudoku(pieces: Sequence[str], fills: Sequence[str]) -> bool:
+    """Whether the text is a full 9×9 grid of Sudoku that keeps the rules."""
+    cells = "".join(_joined(pieces, fills).split())
+    full = len(cells) == 81 and cells.isascii() and cells.isdigit()
+    return full and bool(follows_rules(np.array([int(cell) for cell in cells]))[0])
+
+
+CHECKS: dict[str, Check] = {"python": python, "sudoku": sudoku}
 
 
 def _joined(pieces: Sequence[str], fills: Sequence[str]) -> str:

@@ -150,14 +150,16 @@ class SamplerConfig(RuleSettings):
     check: CheckName = Field(
         default="none",
         description="Holes: what the filled text must pass, else they are filled anew. python: it parses, or where it is a "
-        "fragment the largest part around the holes that can.",
+        "fragment the largest part around the holes that can. sudoku: the grid keeps the rules.",
     )
     attempts: int = Field(
         default=8,
         ge=1,
         le=2**16,
-        description="With a check: how often the holes are filled at most; from the second time on at a temperature of 0.7 at "
-        "least. The last one stays.",
+        description="With a check: how often the holes are filled at most; the last time stays.",
+    )
+    retry_temperature: float = Field(
+        default=0.7, gt=0, description="With a check: the temperature from the second time on, if it is not higher."
     )
     stop: str | tuple[str, ...] = Field(
         default=(),

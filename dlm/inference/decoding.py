@@ -12,6 +12,7 @@ from dlm.inference.context import fitting
 from dlm.inference.messages import as_texts, is_conversation
 from dlm.inference.plan import Plan
 from dlm.inference.prompts import Prompt, as_prompts, continuation, infilling
+from dlm.inference.readers import FILLS
 from dlm.inference.recommended import require_check, with_recommended
 from dlm.inference.request import Request
 from dlm.inference.strategies import CHOSEN, STRATEGIES
@@ -91,7 +92,7 @@ def infillings(
     """Each prompt, `num_samples` times, to have its holes filled."""
     require_lm(lm, where)
     given, settings = settings, with_recommended(lm, settings, "infill")
-    require_check(settings.model_copy(update={"attempts": given.attempts}), where)
+    require_check(settings.model_copy(update={name: getattr(given, name) for name in FILLS if name != "check"}), where)
     _require_strategy(settings.strategy, where)
     if any(map(is_conversation, (prompts, *(prompts if isinstance(prompts, (list, tuple)) else ())))):
         raise UserError(

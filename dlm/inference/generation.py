@@ -95,7 +95,8 @@ def infill(
     hole ends nothing: it is a token like others, and `.text` and `.holes` do not show it. Otherwise as `generate`.
 
     `check="python"` fills the holes of a text that does not parse again, `attempts` (8) times in all, each with other random
-    numbers; `.attempts` and `.passed` tell how it went, and `.nfe` counts them all. A trace holds every attempt.
+    numbers and `retry_temperature`; `.attempts` and `.passed` tell how it went, and `.nfe` counts them all. A trace holds
+    every attempt. Checks are in dlm/inference/checks.py: a function and a line each.
     """
     sampler, engine = settings_of("infill()", settings, holes=True, others=OWN)
     for name in DRAFTED:

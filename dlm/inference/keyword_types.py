@@ -40,8 +40,9 @@ class DecodeKeywords(TypedDict, total=False):
 class FillKeywords(DecodeKeywords, total=False):
     """How holes are filled."""
 
-    check: Literal["none", "python"]
+    check: Literal["none", "python", "sudoku"]
     attempts: int
+    retry_temperature: float
 
 
 class ContinueKeywords(DecodeKeywords, total=False):

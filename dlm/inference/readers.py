@@ -13,7 +13,7 @@ READ_BY = {
 HOLES = ("gen_length", "max_gen_length", "stop")
 """Settings that say how a continuation ends; a hole ends where its length says."""
 
-FILLS = ("check", "attempts")
+FILLS = ("check", "attempts", "retry_temperature")
 """Settings that only holes read."""
 
 SAMPLER_READERS = {

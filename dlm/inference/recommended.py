@@ -10,8 +10,9 @@ from typing import Any
 
 from dlm import config as toml
 from dlm.errors import UserError, nearest
+from dlm.inference.checks import CHECKS
 from dlm.inference.config import SamplerConfig
-from dlm.inference.readers import SAMPLER_READERS
+from dlm.inference.readers import FILLS, SAMPLER_READERS
 from dlm.models.lm import LM
 from dlm.reading import unread
 
@@ -61,9 +62,11 @@ def with_recommended(lm: LM, settings: SamplerConfig, kind: str) -> SamplerConfi
 
 
 def require_check(settings: SamplerConfig, where: str) -> None:
-    """Raises UserError for a number of attempts where nothing is checked, once it is known what the model recommends."""
-    if settings.check == "none" and settings.attempts != SamplerConfig.model_fields["attempts"].default:
-        raise UserError(
-            f"{where}: attempts = {settings.attempts} is only read with a check of filled holes, and there is none: give "
-            'check = "python", or leave attempts out'
-        )
+    """Raises UserError for settings of a check where there is none, once it is known what the model recommends."""
+    for name in FILLS:
+        value = getattr(settings, name)
+        if settings.check == "none" and value != SamplerConfig.model_fields[name].default:
+            raise UserError(
+                f"{where}: {name} = {value} is only read with a check of filled holes, and there is none: give a check, as "
+                f'in check = "{next(iter(CHECKS))}", or leave {name} out'
+            )

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from dlm.inference.config import SamplerConfig
 from dlm.inference.plan import Plan
+from dlm.inference.readers import FILLS
 
 if TYPE_CHECKING:
     from dlm.inference.engine import Engine
 
 Progress = Callable[[int, int], None]
 """How many batches are done, and of how many."""
-LEFT_OUT = frozenset({"gen_length", "max_gen_length", "steps", "num_samples", "stop", "check", "attempts"})
+LEFT_OUT = frozenset({"gen_length", "max_gen_length", "steps", "num_samples", "stop", *FILLS})
 """Settings that say how much is written, and how much of it is given out."""
 STEPS = 8
 """Of a block."""

@@ -55,11 +55,13 @@ def test_holes_are_filled_until_the_text_passes(family):
     assert all(result.attempts is None for result in once)
 
 
-@pytest.mark.parametrize(("asked", "then"), [(0.0, 0.7), (0.2, 0.7), (1.3, 1.3)])
-def test_the_temperature_of_further_attempts(asked, then):
+@pytest.mark.parametrize(
+    ("asked", "again", "then"), [(0.0, {}, 0.7), (0.2, {}, 0.7), (1.3, {}, 1.3), (0.2, {"retry_temperature": 0.4}, 0.4)]
+)
+def test_the_temperature_of_further_attempts(asked, again, then):
     checks.CHECKS["python"] = lambda pieces, fills: False
     engine = dlm.Engine(model())
-    name = engine.add_request(PROMPTS[0], infill=True, check="python", attempts=3, temperature=asked)
+    name = engine.add_request(PROMPTS[0], infill=True, check="python", attempts=3, temperature=asked, **again)
     seq, seen = engine.batch.sequences[name], {}
     while engine.has_work:
         seen.setdefault(seq.attempt, seq.decoding.settings.temperature)
@@ -160,6 +162,7 @@ def test_what_cannot_be_checked_is_refused():
     refused("attempts = 3 is only read with a check", dlm.infill, lm, PROMPTS, attempts=3)
     refused("attempts = 3 is only read with a check", dlm.generate, lm, ["a"], attempts=3)
     refused("attempts = 3 is only read with a check", dlm.infill, lm, PROMPTS, attempts=3, check="none")
+    refused("retry_temperature = 1.0 is only read with a check", dlm.infill, lm, PROMPTS, retry_temperature=1.0)
     refused('"none", "python"|none.*python', dlm.infill, lm, PROMPTS, check="pascal")
     refused("check = 'python' is of holes", dlm.generate, lm, ["a"], check="python")
     refused("check = 'python' is of holes", dlm.Engine(lm).add_request, "a", check="python")

@@ -142,3 +142,12 @@ def test_an_indented_fragment_may_fall_back_and_go_on():
     assert check((before, after), ("else:\n                count -= 1",))
     assert check((before, after), ("count = max(count, 1)",))
     assert not check((before, after), ("else:",)) and not check((before, after), ("count = max(count, 1",))
+
+
+def test_a_sudoku_keeps_the_rules():
+    rows = ["534678912", "672195348", "198342567", "859761423", "426853791"]
+    rows += ["713924856", "961537284", "287419635", "345286179"]
+    grid, check = "".join(rows), CHECKS["sudoku"]
+    assert check((grid[:4], grid[9:]), (grid[4:9],)) and check(("\n".join(rows) + "\n",), ())
+    for wrong in ("78912"[::-1], "7891", "78910", "7891²", ""):
+        assert not check((grid[:4], grid[9:]), (wrong,))

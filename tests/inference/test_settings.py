@@ -10,6 +10,7 @@ import pytest
 import dlm
 from dlm.diffusion.unmask import RULES, Threshold
 from dlm.inference.config import EngineConfig, SamplerConfig
+from dlm.inference.readers import FILLS
 from tests.refusals import refused
 
 from .requests import FAMILIES, MASK
@@ -31,7 +32,7 @@ def test_the_signature_and_the_help_are_made_of_the_settings():
     fields = SamplerConfig.model_fields | EngineConfig.model_fields
     own = {"lm", "prompts", "trace", "request_ids", "batch_size", "on_step"}
     holes = {*ALONE, "gen_length", "max_gen_length", "stop", "draft_length", "verify"}
-    continued = {*ALONE, "check", "attempts"}
+    continued = {*ALONE, *FILLS}
     for function, more, without in ((dlm.generate, {"draft"}, continued), (dlm.infill, set(), holes)):
         signature = inspect.signature(function).parameters
         assert signature.keys() == own | more | fields.keys() - without
