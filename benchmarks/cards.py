@@ -13,14 +13,17 @@ def about_sudoku(name: str) -> About:
         "filled in the order the model is sure of, not from left to right.",
         use=f'```python\nimport dlm\n\nlm = dlm.load("{name}")\n'
         'puzzle = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"\n'
-        'print(dlm.infill(lm, [lm.encode(puzzle)], rule="margin")[0].text)\n```',
+        'print(dlm.infill(lm, [lm.encode(puzzle)], rule="margin", check="sudoku", retry_temperature=1.5)[0].text)\n```',
         data="Puzzles from the project's own generator (`dlm.sudoku`), each with exactly one solution, scrambled by Sudoku's "
         "symmetries as they are drawn. A quarter of all symmetry classes, chosen by a hash that no symmetry changes, is held "
         "out; no training puzzle is of a held-out class.",
-        limits="It is a network, not a solver: nothing makes it keep the rules, and an answer may break them. "
-        "Check it with `dlm.sudoku.check_solution`. Puzzles with fewer or more empty cells than those measured, with no "
+        limits="It is a network, not a solver: nothing makes it keep the rules, and an answer may break them. With "
+        '`check = "sudoku"` it fills the grid anew until the rules hold, and `.passed` tells whether they do. '
+        "Puzzles with fewer or more empty cells than those measured, with no "
         "solution or with several, were not measured. It knows nothing but Sudoku.",
         tags=("sudoku",),
+        config="sudoku-hard" if name == "sudoku" else None,
+        before=("dlm-train --config sudoku",) if name == "sudoku" else (),
     )
 
 

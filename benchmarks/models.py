@@ -34,7 +34,7 @@ LINES = (
 )
 TEXTS = {
     "sudoku": "Puzzles of symmetry classes that training never saw, each with one solution. Solved means every cell is "
-    "right. `1/step` commits one cell a forward pass.",
+    "right. `1/step` commits one cell a forward pass. Checked: filled anew, 16 times at most, until the grid keeps the rules.",
     "bound": "On held-out files of the standard library, in sequences scored each from nothing before it; the error is "
     "that of the draws. End-of-text counts as a token and as no byte.",
     "perplexity": "Continuations by 64 tokens of what stands before held-out lines of code: what the judge, `pico-causal`, makes of them, "

@@ -39,6 +39,11 @@ def python(pieces: Sequence[str], fills: Sequence[str]) -> bool:
     return most is None or any((_left(cut, fills, begun) or 0) >= most - SLACK for begun in BEGUN)
 
 
+def python_line(pieces: Sequence[str], fills: Sequence[str]) -> bool:
+    """`python` where each hole is for one line at most; it may begin with the break before that line."""
+    return not any("\n" in fill.strip() for fill in fills) and python(pieces, fills)
+
+
 def sudoku(pieces: Sequence[str], fills: Sequence[str]) -> bool:
     """Whether the text is a full 9×9 grid of Sudoku that keeps the rules."""
     cells = "".join(_joined(pieces, fills).split())
@@ -46,7 +51,7 @@ def sudoku(pieces: Sequence[str], fills: Sequence[str]) -> bool:
     return full and bool(follows_rules(np.array([int(cell) for cell in cells]))[0])
 
 
-CHECKS: dict[str, Check] = {"python": python, "sudoku": sudoku}
+CHECKS: dict[str, Check] = {"python": python, "python_line": python_line, "sudoku": sudoku}
 
 
 def _joined(pieces: Sequence[str], fills: Sequence[str]) -> str:

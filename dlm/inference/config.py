@@ -150,7 +150,8 @@ class SamplerConfig(RuleSettings):
     check: CheckName = Field(
         default="none",
         description="Holes: what the filled text must pass, else they are filled anew. python: it parses, or where it is a "
-        "fragment the largest part around the holes that can. sudoku: the grid keeps the rules.",
+        "fragment the largest part around the holes that can; python_line: and each hole is one line at most. sudoku: the "
+        "grid keeps the rules.",
     )
     attempts: int = Field(
         default=8,

@@ -40,7 +40,7 @@ class DecodeKeywords(TypedDict, total=False):
 class FillKeywords(DecodeKeywords, total=False):
     """How holes are filled."""
 
-    check: Literal["none", "python", "sudoku"]
+    check: Literal["none", "python", "python_line", "sudoku"]
     attempts: int
     retry_temperature: float
 

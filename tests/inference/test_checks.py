@@ -144,6 +144,12 @@ def test_an_indented_fragment_may_fall_back_and_go_on():
     assert not check((before, after), ("else:",)) and not check((before, after), ("count = max(count, 1",))
 
 
+def test_a_line_is_one_line():
+    pieces, check = ("def f(x):\n    ", "\n    return x\n"), CHECKS["python_line"]
+    assert check(pieces, ("x = 1",)) and check(("def f(x):", "\n    return x\n"), ("\n    x = 1",))
+    assert not check(pieces, ("x = 1\n    y = 2",)) and not check(pieces, ("x = ",))
+
+
 def test_a_sudoku_keeps_the_rules():
     rows = ["534678912", "672195348", "198342567", "859761423", "426853791"]
     rows += ["713924856", "961537284", "287419635", "345286179"]
