@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 ANSWERED = (
     "The answer is the hole's text up to its first line break or end-of-text. Exact: the file is the original again. Parses: "
-    "the whole file with the answer in it, by `ast.parse`; beside it the same with the line left empty."
+    "the whole file with the answer in it, by `ast.parse`; beside it the same with the line left empty. As recommended a hole is filled anew "
+    "until what the model sees of the file can be Python; NFE counts every attempt."
 )
 LINES = (
     "Lines of code drawn evenly from all that have 8 to 100 characters and 400 characters of the file on either side; the "
