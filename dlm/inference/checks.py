@@ -20,8 +20,10 @@ BEGUN = ("", "x(", "x = [", "x = {")
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 NOWHERE = "$"
 """What stands in no Python code, but may in its strings and comments."""
-AROUND, SLACK = 60, 1
-"""Lines on either side by which fragments are judged; and how many less a fill may leave than the best sample."""
+LINES, CHARACTERS = 60, 4000
+"""On either side, by which fragments are judged: other requests wait meanwhile, whatever a prompt may hold."""
+SLACK = 1
+"""How many lines less a fill may leave than the best sample."""
 
 
 def python(pieces: Sequence[str], fills: Sequence[str]) -> bool:
@@ -33,8 +35,8 @@ def python(pieces: Sequence[str], fills: Sequence[str]) -> bool:
     """
     if parses(_joined(pieces, fills)):
         return True
-    before, after = pieces[0].split("\n")[-AROUND - 1 :], pieces[-1].split("\n")[: AROUND + 1]
-    cut = ("\n".join(before), *pieces[1:-1], "\n".join(after))
+    before, after = pieces[0][-CHARACTERS:].split("\n"), pieces[-1][:CHARACTERS].split("\n")
+    cut = ("\n".join(before[-LINES - 1 :]), *pieces[1:-1], "\n".join(after[: LINES + 1]))
     most = _most(cut)
     return most is None or any((_left(cut, fills, begun) or 0) >= most - SLACK for begun in BEGUN)
 

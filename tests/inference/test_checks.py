@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from dlm.data.lines import code_rows
+from dlm.data.lines import code_rows, fault
+from dlm.inference import checks
 from dlm.inference.checks import CHECKS
 
 check = CHECKS["python"]
@@ -142,6 +143,17 @@ def test_an_indented_fragment_may_fall_back_and_go_on():
     assert check((before, after), ("else:\n                count -= 1",))
     assert check((before, after), ("count = max(count, 1)",))
     assert not check((before, after), ("else:",)) and not check((before, after), ("count = max(count, 1",))
+
+
+@pytest.mark.parametrize(
+    "line", ["x" + "[0]" * 3000, "1" + "+1" * 3000, "lambda: " * 3000 + "1", "(" * 3000, "\n" * 9000]
+)
+def test_what_is_hard_to_parse_is_given_up(line, monkeypatch):
+    """Prompts come from anywhere, and other requests wait while one is judged."""
+    parsed = []
+    monkeypatch.setattr(checks, "fault", lambda text: (parsed.append(len(text)), fault(text))[1])
+    assert check((f"{line}\n    ", f"\n{line}"), ("x = (",))
+    assert sum(parsed) < 2 * (checks.EFFORT + 4 * checks.CHARACTERS)
 
 
 def test_a_line_is_one_line():
