@@ -82,7 +82,7 @@ def fragments():
         code = line.strip()
         begin = start + len(line) - len(line.lstrip())
         if number in rows:
-            for _ in range(12):
+            for _ in range(6):
                 before, after = draw.randrange(20, 500), draw.randrange(20, 500)
                 yield MODULE[max(0, begin - before) : begin], code, MODULE[begin + len(code) :][:after]
         start += len(line) + 1
@@ -114,8 +114,8 @@ def test_fragments_pass_as_they_were_and_fail_broken():
             if not parses(MODULE.replace(line, other, 1)):
                 broken += 1
                 caught += not check((before, after), (other,))
-    assert told > 400 and right / told > 0.97, (right, told)
-    assert broken > 1000 and caught / broken > 0.85, (caught, broken)
+    assert told > 200 and right / told > 0.97, (right, told)
+    assert broken > 500 and caught / broken > 0.85, (caught, broken)
 
 
 def test_a_line_that_opens_a_block_is_held_to_what_follows():
@@ -145,15 +145,13 @@ def test_an_indented_fragment_may_fall_back_and_go_on():
     assert not check((before, after), ("else:",)) and not check((before, after), ("count = max(count, 1",))
 
 
-@pytest.mark.parametrize(
-    "line", ["x" + "[0]" * 3000, "1" + "+1" * 3000, "lambda: " * 3000 + "1", "(" * 3000, "\n" * 9000]
-)
-def test_what_is_hard_to_parse_is_given_up(line, monkeypatch):
+@pytest.mark.parametrize("unit", ["x[0]", "+1", "lambda: ", "(", "x\n"])
+def test_little_of_a_long_text_is_parsed(unit, monkeypatch):
     """Prompts come from anywhere, and other requests wait while one is judged."""
     parsed = []
     monkeypatch.setattr(checks, "fault", lambda text: (parsed.append(len(text)), fault(text))[1])
-    assert check((f"{line}\n    ", f"\n{line}"), ("x = (",))
-    assert sum(parsed) < 2 * (checks.EFFORT + 4 * checks.CHARACTERS)
+    check((f"{9000 * unit}\n    ", f"\n{9000 * unit}"), ("x = (",))
+    assert max(parsed) < 3 * checks.CHARACTERS and sum(parsed) < 500 * checks.CHARACTERS
 
 
 def test_a_line_is_one_line():
