@@ -1,6 +1,6 @@
 """Which recipe learns most from the same arithmetic: small runs of `dlm-train`, all with one budget of FLOPs.
 
-    python benchmarks/recipe.py OUT [--only NAME ...] [--seeds 1] [--flops 2e13] [--threads 1]
+    python benchmarks/recipe.py OUT [--only NAME ...] [--seeds 1] [--flops 2e13] [--threads 1] [--precision bf16]
 
 PRETRAINING has autoregressive models from scratch, CONVERSIONS what is made of the bundled `pico-causal`. A row is a TOML's
 settings over its table's first; it takes as many steps as the budget buys at its own FLOPs a token, so a smaller vocabulary
@@ -113,6 +113,9 @@ def main() -> int:
     words.add_argument("--seeds", type=int, default=1, help="runs of each row, with seeds from 0 (1)")
     words.add_argument("--flops", type=float, default=2e13, help="training arithmetic of each run (2e13)")
     words.add_argument("--threads", type=int, default=1)
+    words.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 where the CPU has its units (fp32)"
+    )
     words.add_argument("--gather", action="store_true", help="run nothing; only write what is finished down")
     words.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
     options = words.parse_args()
@@ -138,7 +141,7 @@ def finished(name: str, seed: int, options: argparse.Namespace) -> Path:
         if RECIPES[name].get("start") in RECIPES:
             finished(RECIPES[name]["start"], seed, options)
         command = [sys.executable, __file__, str(options.out), "--one", name, str(seed)]
-        command += ["--flops", str(options.flops), "--threads", str(options.threads)]
+        command += ["--flops", str(options.flops), "--threads", str(options.threads), "--precision", options.precision]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{name}, seed {seed} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -160,7 +163,8 @@ def run(name: str, seed: int, options: argparse.Namespace) -> None:
     folder = options.out / f"{slug(name)}-{seed}"
     if not (folder / "training.json").exists():
         write_text(folder / "training.json", json.dumps(trained(name, seed, folder, options)))
-    result = {"name": name, "seed": seed, "settings": RECIPES[name], "machine": machine()}
+    result = {"name": name, "seed": seed, "settings": RECIPES[name], "precision": options.precision}
+    result |= {"machine": machine()}
     result |= json.loads((folder / "training.json").read_text("utf-8")) | scored(folder, options)
     write_text(folder / "result.json", json.dumps(result) + "\n")
 
@@ -174,6 +178,7 @@ def trained(name: str, seed: int, folder: Path, options: argparse.Namespace) -> 
     own = {key: row.get(key) for key in ("vocabulary", "start", "share", "decay")}
     fixed: Row = {"train.out": str(folder), "train.seed": seed, "train.threads": options.threads, "train.device": "cpu"}
     fixed |= {
+        "train.precision": options.precision,
         "train.schedule": "wsd",
         "eval.every": 0,
         "eval.sequences": 0,
