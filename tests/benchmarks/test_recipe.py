@@ -64,7 +64,7 @@ def test_a_run_trains_on_its_budget_and_is_scored(recipe, tmp_path, monkeypatch)
     monkeypatch.setattr(recipe, "RECIPES", {"first": small, "second": second})
     monkeypatch.setattr(recipe, "LINES", 4)
     monkeypatch.setattr("dlm.evaluation.bound.measure_bound", few(measure_bound))
-    options = Namespace(out=tmp_path, flops=2e9, threads=1)
+    options = Namespace(out=tmp_path, flops=2e9, threads=1, precision="fp32")
     for name in ("first", "second"):
         recipe.run(name, 0, options)
     first, second = (recipe.json.loads((tmp_path / f"{n}-0/result.json").read_text()) for n in ("first", "second"))
