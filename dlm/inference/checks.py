@@ -29,12 +29,15 @@ SLACK = 1
 def python(pieces: Sequence[str], fills: Sequence[str]) -> bool:
     """Whether the text is Python, as the running Python parses it.
 
-    A text that does not parse may be a fragment of a file, begin anywhere and end anywhere. Then the lines at which
-    parsing stops are dropped at both ends, and the fills pass if they leave as many lines as samples of Python do. A text
-    of which no sample leaves any passes: it is no Python. So does one whose holes are in a string or a comment.
+    A text that some sample of Python makes parse is whole: fills pass if it parses with them, too. Another may be a
+    fragment of a file, begin anywhere and end anywhere. Then the lines at which parsing stops are dropped at both ends,
+    and the fills pass if they leave as many lines as samples of Python do. A text of which no sample leaves any passes:
+    it is no Python. So does one whose holes are in a string or a comment.
     """
     if parses(_joined(pieces, fills)):
         return True
+    if sum(map(len, pieces)) <= 2 * CHARACTERS and _whole(tuple(pieces)):
+        return False
     before, after = pieces[0][-CHARACTERS:].split("\n"), pieces[-1][:CHARACTERS].split("\n")
     cut = ("\n".join(before[-LINES - 1 :]), *pieces[1:-1], "\n".join(after[: LINES + 1]))
     most = _most(cut)
@@ -58,6 +61,15 @@ CHECKS: dict[str, Check] = {"python": python, "python_line": python_line, "sudok
 
 def _joined(pieces: Sequence[str], fills: Sequence[str]) -> str:
     return "".join(piece + fill for piece, fill in zip(pieces, (*fills, ""), strict=True))
+
+
+@lru_cache(4096)
+def _whole(pieces: tuple[str, ...]) -> bool:
+    """Whether the text parses with one sample in all its holes.
+
+    Of 2,000 windows of 256 tokens, cut out of files, 14 do, and all of these parse with what truly stood in them.
+    """
+    return any(parses(_joined(pieces, (sample,) * (len(pieces) - 1))) for sample in SAMPLES)
 
 
 @lru_cache(4096)

@@ -100,6 +100,15 @@ def test_a_whole_text_is_what_the_parser_says():
     head, tail = "def f(x):\n    ", "\n    return x\n"
     for fill in ("pass", "x = [", "if x:", "return x", "y = x +", '"""a\n    b"""', "for y in x: pass", ")", ""):
         assert check((head, tail), (fill,)) is parses(head + fill + tail)
+    tail = "\n    return x == 0\n"
+    for fill in (
+        "return x == 0\nelse:",
+        "yield x\nexcept IndexError:",
+        "if x:\n        x = 1",
+        "if x:\n    x = 1",
+        "pass",
+    ):
+        assert check((head, tail), (fill,)) is parses(head + fill + tail)
     middle = " = x\n    return "
     assert check((head, middle, "\n"), ("y", "y + 1")) and not check((head, middle, "\n"), ("y", "y +"))
 
