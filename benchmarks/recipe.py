@@ -127,7 +127,7 @@ def main() -> int:
         for name in options.only:
             finished(name, seed, options)
     found = [json.loads(file.read_text("utf-8")) for file in sorted(options.out.glob("*/result.json"))]
-    text = f"{table(found, PRETRAINING)}\n{table(found, CONVERSIONS)}"
+    text = written(found)
     write_text(options.out / "recipe.json", json.dumps(found, indent=1) + "\n")
     write_text(options.out / "recipe.md", text)
     print(text)
@@ -273,28 +273,62 @@ def scored(folder: Path, options: argparse.Namespace) -> Row:
     return found
 
 
+def written(found: list[Row]) -> str:
+    """Both tables as Markdown, and what to know when reading them."""
+    machines = "; ".join(sorted({f"{result['machine']}, {result['precision']}" for result in found}))
+    sizes = {result["bytes"] for result in found}
+    size = " to ".join(f"{n:,}" for n in sorted({min(sizes), max(sizes)})) if found else "no"
+    lines = [f"Bits a byte of all held-out files in whole windows: {size} bytes, by tokenizer. {machines}."]
+    for title, rows in (("From scratch, autoregressive", PRETRAINING), ("From `pico-causal`", CONVERSIONS)):
+        results = [result for result in found if result["name"] in rows]
+        if results:
+            lines += [f"## {title}", f"{told(results)}", table(results, rows)]
+    return "\n\n".join(lines)
+
+
+def told(results: list[Row]) -> str:
+    """What a table's ± are, and how far two rows of one seed have to be apart."""
+    spread = pooled_deviation(results)
+    if spread is None:
+        return "One seed a row, so no errors."
+    runs = [[r for r in results if r["name"] == name] for name in {r["name"] for r in results}]
+    several = sum(len(r) > 1 for r in runs)
+    return (
+        f"± is a standard error: the deviation over seeds, {spread:.3f} bits, pooled (rows with several: "
+        f"{several}), by the root of a row's seeds. Two rows of one seed each differ beyond chance (2 σ) from "
+        f"{2 * 2**0.5 * spread:.3f} bits on."
+    )
+
+
 def table(found: list[Row], rows: dict[str, Row]) -> str:
-    """The results of one table as Markdown, best first: means over seeds ± their standard errors."""
+    """The results of one table as Markdown, best first: means over seeds ± their standard errors, of the pooled deviation."""
+    spread = pooled_deviation(found)
     runs = {name: [result for result in found if result["name"] == name] for name in rows}
     runs = {name: results for name, results in runs.items() if results}
     lines = ["| recipe | parameters | tokens | bits a byte | seeds | lines exact | files parse | CPU minutes |"]
     lines += ["|---|---:|---:|---:|---:|---:|---:|---:|"]
-    for name, results in sorted(runs.items(), key=lambda item: mean(item[1], "bits_per_byte")[0]):
-        bits, error = mean(results, "bits_per_byte")
-        shown = f"{bits:.3f} ± {error:.3f}" if error is not None else f"{bits:.3f}"
+    for name, results in sorted(runs.items(), key=lambda item: mean(item[1], "bits_per_byte")):
+        shown = f"{mean(results, 'bits_per_byte'):.3f}"
+        shown += f" ± {spread / len(results) ** 0.5:.3f}" if spread is not None else ""
         rates = [pooled(results, kind) for kind in ("exact", "parses")]
         lines += [
             f"| {name} | {results[0]['parameters'] / 1e6:.2f} M | {results[0]['tokens'] / 1e6:.2f} M | {shown} "
-            f"| {len(results)} | {rates[0]} | {rates[1]} | {mean(results, 'cpu_seconds')[0] / 60:.1f} |"
+            f"| {len(results)} | {rates[0]} | {rates[1]} | {mean(results, 'cpu_seconds') / 60:.1f} |"
         ]
     return "\n".join(lines) + "\n"
 
 
-def mean(results: list[Row], key: str) -> tuple[float, float | None]:
-    """The mean over seeds and its standard error; of one seed there is none."""
-    values = [result[key] for result in results]
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-    return statistics.mean(values), error
+def mean(results: list[Row], key: str) -> float:
+    return statistics.mean(result[key] for result in results)
+
+
+def pooled_deviation(results: list[Row]) -> float | None:
+    """The deviation of bits a byte over seeds, of all rows that have several together; None where none has."""
+    runs = [[r["bits_per_byte"] for r in results if r["name"] == name] for name in {r["name"] for r in results}]
+    free = sum(len(run) - 1 for run in runs)
+    return (
+        (sum(statistics.variance(run) * (len(run) - 1) for run in runs if len(run) > 1) / free) ** 0.5 if free else None
+    )
 
 
 def pooled(results: list[Row], kind: str) -> str:

@@ -31,7 +31,15 @@ def test_every_row_is_a_config(recipe):
 
 
 def test_a_table_has_means_over_seeds_best_first(recipe):
-    facts = {"parameters": 5e6, "tokens": 6e5, "cpu_seconds": 300}
+    """Errors are of the deviation that all rows of several seeds have together: (0.1² / 2) ^ ½ here."""
+    facts = {
+        "parameters": 5e6,
+        "tokens": 6e5,
+        "cpu_seconds": 300,
+        "bytes": 1000,
+        "machine": "a CPU",
+        "precision": "bf16",
+    }
     rates = [{"hits": hits, "total": 100} for hits in (2, 4)]
     found = [
         facts | {"name": "random masking", "bits_per_byte": 1.8, "exact": rates[0], "parses": rates[0]},
@@ -40,9 +48,12 @@ def test_a_table_has_means_over_seeds_best_first(recipe):
         facts | {"name": "today", "bits_per_byte": 1.0},
     ]
     rows = recipe.table(found, recipe.CONVERSIONS).splitlines()[2:]
-    assert rows[0] == "| block diffusion, blocks of 4 | 5.00 M | 0.60 M | 1.500 | 1 | – | – | 5.0 |"
+    assert rows[0] == "| block diffusion, blocks of 4 | 5.00 M | 0.60 M | 1.500 ± 0.071 | 1 | – | – | 5.0 |"
     assert rows[1].startswith("| random masking | 5.00 M | 0.60 M | 1.850 ± 0.050 | 2 | 3.0 % (1.4–6.4) |")
     assert len(rows) == 2
+    text = recipe.written(found)
+    assert "whole windows: 1,000 bytes, by tokenizer. a CPU, bf16." in text
+    assert "(rows with several: 1)" in text and "from 0.200 bits on" in text and "One seed a row" in text
 
 
 def few(measure):
