@@ -8,9 +8,9 @@ import torch
 from dlm.kernels import experts, gate, grouped, reference
 from dlm.kernels.routing import Routing
 from tests.inference.tiny import tiny_lm
-from tests.kernels.interpreted import CASES, DTYPES, TOLERANCE, bounds, pytestmark
+from tests.kernels.interpreted import CASES, DTYPES, TOLERANCE, bounds, products, pytestmark
 
-__all__ = ["bounds", "pytestmark"]  # pytest finds them here
+__all__ = ["bounds", "products", "pytestmark"]  # pytest finds them here
 
 
 @pytest.mark.parametrize(("n", "f"), [(1, 3), (7, 40), (3, 1500), (0, 8)])
