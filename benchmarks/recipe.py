@@ -5,8 +5,8 @@
 PRETRAINING has autoregressive models from scratch, CONVERSIONS what is made of the bundled `pico-causal`. A row is a TOML's
 settings over its table's first; it takes as many steps as the budget buys at its own FLOPs a token, so a smaller vocabulary
 gets more steps, and block diffusion, which reads every text twice, gets half of them. What counts is bits a byte of the
-held-out files, all of them in windows of 256 tokens, which compares across tokenizers and seeds; and for models that see both
-sides the held-out lines they fill in. Finished runs in OUT are not run again.
+held-out files, all of them in windows of 256 tokens, which compares across tokenizers (of a smaller vocabulary a window has less
+text) and seeds; and for models that see both sides the held-out lines they fill in. Finished runs in OUT are not run again.
 """
 
 import argparse
@@ -32,23 +32,24 @@ Row = dict[str, Any]
 
 PACKAGES: Row = {"data.site_packages": True, "data.site_packages_max_bytes": 100_000}
 PACKAGES |= {"data.site_packages_skip": ["beartype", "torch", "transformers", "sympy", "dlm"]}
-TODAY: Row = {"vocabulary": 8192, "decay": 0.3, "train.lr": 2.5e-3, "train.batch_size": 16, "train.length": 256}
-TODAY |= {
+BASELINE: Row = {"vocabulary": 8192, "decay": 0.3, "train.lr": 2.5e-3, "train.batch_size": 16, "train.length": 256}
+BASELINE |= {
     "model.num_hidden_layers": 4,
     "model.hidden_size": 256,
     "model.intermediate_size": 704,
     "model.qk_norm": False,
 }
-TODAY |= {"model.head_dim": 64, "model.num_attention_heads": 4, "model.num_key_value_heads": 4}
-TODAY |= {"model.tie_word_embeddings": True, "model.max_position_embeddings": 2048, "objective.masking": "causal"}
-TODAY |= {"optim.hidden": {"algorithm": "muon", "lr_scale": 2.0, "weight_decay": 0.01}, "data.source": "stdlib"}
+BASELINE |= {"model.head_dim": 64, "model.num_attention_heads": 4, "model.num_key_value_heads": 4}
+BASELINE |= {"model.tie_word_embeddings": True, "model.max_position_embeddings": 2048, "objective.masking": "causal"}
+BASELINE |= {"optim.hidden": {"algorithm": "muon", "lr_scale": 2.0, "weight_decay": 0.01}, "data.source": "stdlib"}
 CHOSEN: Row = {"vocabulary": 4096, "model.num_hidden_layers": 5, "model.qk_norm": True}
 HEADS_OF_192: Row = {"model.num_attention_heads": 3, "model.num_key_value_heads": 3}
 HEADS_OF_320: Row = {"model.num_attention_heads": 5, "model.num_key_value_heads": 5}
 PRETRAINING: dict[str, Row] = {
-    "today": {},
+    "baseline: 8k, 4 layers": {},
     "vocabulary 4k": {"vocabulary": 4096},
     "vocabulary 2k": {"vocabulary": 2048},
+    "vocabulary 1k": {"vocabulary": 1024},
     "4k, 5 layers": {"vocabulary": 4096, "model.num_hidden_layers": 5},
     "chosen: 4k, 5 layers, norms of q and k": CHOSEN,
     "norms of q and k, 8k, 4 layers": {"model.qk_norm": True},
@@ -97,9 +98,10 @@ CONVERSIONS: dict[str, Row] = {
         "objective.max_block_length": 32,
         "objective.complementary": True,
     },
-    "from scratch": {"start": "", "train.lr": 2.5e-3} | {k: v for k, v in (TODAY | CHOSEN).items() if k[:5] == "model"},
+    "from scratch": {"start": "", "train.lr": 2.5e-3}
+    | {k: v for k, v in (BASELINE | CHOSEN).items() if k[:5] == "model"},
 }
-RECIPES = {name: TODAY | row for name, row in PRETRAINING.items()}
+RECIPES = {name: BASELINE | row for name, row in PRETRAINING.items()}
 RECIPES |= {name: RANDOM | row for name, row in CONVERSIONS.items()}
 TEACHER = 4 / 3
 """What alignment makes of a step's FLOPs: its teacher's forward, to three of forward and backward."""
@@ -279,6 +281,8 @@ def written(found: list[Row]) -> str:
     sizes = {result["bytes"] for result in found}
     size = " to ".join(f"{n:,}" for n in sorted({min(sizes), max(sizes)})) if found else "no"
     lines = [f"Bits a byte of all held-out files in whole windows: {size} bytes, by tokenizer. {machines}."]
+    flops = max((result["flops_a_token"] * result["tokens"] for result in found), default=0)
+    lines[0] += f" No run trained with more than {flops:.2g} FLOPs."
     for title, rows in (("From scratch, autoregressive", PRETRAINING), ("From `pico-causal`", CONVERSIONS)):
         results = [result for result in found if result["name"] in rows]
         if results:

@@ -35,6 +35,7 @@ def test_a_table_has_means_over_seeds_best_first(recipe):
     facts = {
         "parameters": 5e6,
         "tokens": 6e5,
+        "flops_a_token": 3e7,
         "cpu_seconds": 300,
         "bytes": 1000,
         "machine": "a CPU",
@@ -45,14 +46,14 @@ def test_a_table_has_means_over_seeds_best_first(recipe):
         facts | {"name": "random masking", "bits_per_byte": 1.8, "exact": rates[0], "parses": rates[0]},
         facts | {"name": "random masking", "bits_per_byte": 1.9, "exact": rates[1], "parses": rates[1]},
         facts | {"name": "block diffusion, blocks of 4", "bits_per_byte": 1.5},
-        facts | {"name": "today", "bits_per_byte": 1.0},
+        facts | {"name": "baseline: 8k, 4 layers", "bits_per_byte": 1.0},
     ]
     rows = recipe.table(found, recipe.CONVERSIONS).splitlines()[2:]
     assert rows[0] == "| block diffusion, blocks of 4 | 5.00 M | 0.60 M | 1.500 ± 0.071 | 1 | – | – | 5.0 |"
     assert rows[1].startswith("| random masking | 5.00 M | 0.60 M | 1.850 ± 0.050 | 2 | 3.0 % (1.4–6.4) |")
     assert len(rows) == 2
     text = recipe.written(found)
-    assert "whole windows: 1,000 bytes, by tokenizer. a CPU, bf16." in text
+    assert "whole windows: 1,000 bytes, by tokenizer. a CPU, bf16. No run trained with more than 1.8e+13 FLOPs." in text
     assert "(rows with several: 1)" in text and "from 0.200 bits on" in text and "One seed a row" in text
 
 
@@ -63,7 +64,7 @@ def few(measure):
 
 def test_a_run_trains_on_its_budget_and_is_scored(recipe, tmp_path, monkeypatch):
     """A tiny conversion from a tiny model: as many steps as its FLOPs buy, and lines filled in."""
-    small = recipe.TODAY | {"train.batch_size": 2, "train.length": 32, "model.num_hidden_layers": 1, "start": ""}
+    small = recipe.BASELINE | {"train.batch_size": 2, "train.length": 32, "model.num_hidden_layers": 1, "start": ""}
     small |= {
         "model.hidden_size": 64,
         "model.intermediate_size": 64,
