@@ -150,7 +150,7 @@ def compare_training(options: argparse.Namespace) -> None:
     found: dict[str, list[dict[str, float]]] = {f"{side}, {way}": [] for side in pythons for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="dlm-commits-") as scratch:
         tokenizer = f"{scratch}/tokenizer"
-        learn = [options.new, "-m", "dlm.cli.tokenizer", "--output", tokenizer, "--vocab_size", "8192"]
+        learn = [options.new, "-P", "-m", "dlm.cli.tokenizer", "--output", tokenizer, "--vocab_size", "8192"]
         subprocess.run([*learn, "--data.source", "stdlib"], check=True, capture_output=True)
         config = Path(scratch) / "training.toml"
         config.write_text(TRAINING, "utf-8")
@@ -158,7 +158,7 @@ def compare_training(options: argparse.Namespace) -> None:
         for number in range(options.rounds):
             for name in list(found)[:: -1 if number % 2 else 1]:
                 side, _, way = name.partition(", ")
-                run = [pythons[side], "-m", "dlm.cli.train", *shared, *WAYS[way]]
+                run = [pythons[side], "-P", "-m", "dlm.cli.train", *shared, *WAYS[way]]
                 found[name].append(training_speed(run, options.steps, Path(scratch) / f"{len(found[name])} {name}"))
                 print(f"round {number + 1}, {name}: {found[name][-1]['tokens_per_second']:,.0f} tokens/s", flush=True)
     rows: dict[str, dict[str, Any]] = {}
