@@ -1,7 +1,8 @@
 """Speculative decoding: tokens a second, τ and acceptance by position, beside plain exact decoding and others' loops.
 
     python benchmarks/speculative.py --model smollm2 --draft folder --prompts gsm8k_test.jsonl
-    python benchmarks/speculative.py --model folder --peers transformers       # assisted by prompt lookup, batch 1
+    python benchmarks/speculative.py --model folder --peers transformers       # assisted by prompt lookup, batch 1; a bundled
+                                        # model first: dlm-export pico-causal --to folder --family qwen3
     python benchmarks/speculative.py --model folder --draft folder --peer-path site-packages-with-dflash
     python benchmarks/speculative.py --no-chat --draft pico-draft --prompts beginnings.jsonl
     python benchmarks/speculative.py --cost --shape smollm2                    # what drafts cost there, random weights
@@ -48,6 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     words.add_argument("--json", type=Path)
     words.add_argument("--plot", type=Path)
     options = words.parse_args(argv)
+    if "transformers" in options.peers and not Path(options.model).is_dir():
+        words.error(f"--model {options.model}: transformers reads folders; dlm-export {options.model} --to FOLDER makes one")
     torch.set_num_threads(options.threads)
     report = cost(options) if options.cost else race(options)
     print(markdown(report["rows"]))
