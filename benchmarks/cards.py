@@ -34,7 +34,9 @@ CONTINUED = 'dlm.generate(lm, ["import os\\n\\n\\ndef "], gen_length=64)'
 def about_code(name: str) -> About:
     return _python(
         f"`{name}` is a small masked diffusion model of Python source code. It writes a gap from both sides at once.",
-        USE.format(name=name, call='dlm.infill(lm, ["try:\\n    value = cache[key]\\n[MASK:2]:\\n    value = None\\n"])'),
+        USE.format(
+            name=name, call='dlm.infill(lm, ["try:\\n    value = cache[key]\\n[MASK:2]:\\n    value = None\\n"])'
+        ),
     )
 
 

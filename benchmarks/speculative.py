@@ -50,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     words.add_argument("--plot", type=Path)
     options = words.parse_args(argv)
     if "transformers" in options.peers and not Path(options.model).is_dir():
-        words.error(f"--model {options.model}: transformers reads folders; dlm-export {options.model} --to FOLDER makes one")
+        words.error(
+            f"--model {options.model}: transformers reads folders; dlm-export {options.model} --to FOLDER makes one"
+        )
     torch.set_num_threads(options.threads)
     report = cost(options) if options.cost else race(options)
     print(markdown(report["rows"]))

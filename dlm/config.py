@@ -91,8 +91,8 @@ def find(file: str | Path) -> Path:
 
 def shipped() -> list[str]:
     """Names of the configs that come with the package."""
-    folders = {"": SHIPPED, "eval/": SHIPPED / "eval", "latent/": SHIPPED / "latent"}
-    return sorted(prefix + path.stem for prefix, folder in folders.items() for path in folder.glob("*.toml"))
+    folders = ("", "dflash/", "eval/", "latent/")
+    return sorted(folder + path.stem for folder in folders for path in (SHIPPED / folder).glob("*.toml"))
 
 
 def to_toml(config: BaseModel) -> str:

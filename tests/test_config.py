@@ -1,3 +1,4 @@
+import re
 import types
 from enum import Enum
 from pathlib import Path
@@ -169,9 +170,17 @@ def test_shipped_configs_are_found_by_name(name, tmp_path, monkeypatch):
 def test_every_shipped_config_is_valid(name):
     classes = {"quickstart": InferConfig, "bench": BenchConfig, "prepare-trajectories": TrajectoriesConfig}
     classes |= {"serve": ServeConfig, "smollm2-responses": ResponsesConfig, "pico-fillings": FillingsConfig}
+    classes |= dict.fromkeys(("dflash/responses", "dflash/pico-responses"), TrajectoriesConfig)
     if name.startswith("eval/"):
         classes[name] = EvalConfig
-    load(classes.get(name, TokenizerConfig if name.endswith("-tokenizer") else TrainConfig), [name])
+    load(classes.get(name, TokenizerConfig if name.endswith("tokenizer") else TrainConfig), [name])
+
+
+def test_every_config_that_a_card_names_is_shipped():
+    cards = sorted((Path(dlm.__file__).parent / "bundled").glob("*/README.md"))
+    named = {name for card in cards for name in re.findall(r"--config (\S+)", card.read_text("utf-8"))}
+    assert len(cards) == 5 and "dflash/pico" in named
+    assert named <= set(dlm.config.shipped())
 
 
 def test_jobs_inherit_and_override_the_shared_sections():

@@ -81,7 +81,9 @@ def test_wheel_claims_one_name_and_carries_its_data(tmp_path):
     for needed in ("py.typed", "cli/infer.py", "configs/quickstart.toml", "bundled/tiny/config.json", "data/config.py"):
         assert f"dlm/{needed}" in names
     shipped = {
-        path.name for folder in ("configs", "configs/eval", "configs/latent") for path in (ROOT / folder).glob("*.toml")
+        path.name
+        for folder in ("configs", "configs/dflash", "configs/eval", "configs/latent")
+        for path in (ROOT / folder).glob("*.toml")
     }
     assert shipped == {name.split("/")[-1] for name in names if re.match(r"dlm/configs/.*\.toml", name)}
 
