@@ -21,14 +21,14 @@ class Optimizer(torch.optim.Optimizer):
     With `ema` the state of a parameter also holds its `average`, which is sharded and saved like the rest.
     """
 
-    def __init__(self, groups: list[dict], config: OptimConfig, ema: float, muon_dtype: torch.dtype) -> None:
+    def __init__(self, groups: list[dict], config: OptimConfig, ema: float, bf16: bool) -> None:
         self.ema, self.parts = ema, {}
         adamw, muon = ([g for g in groups if g["algorithm"] == name] for name in ("adamw", "muon"))
         if adamw:
             betas = (config.beta1, config.beta2)
             self.parts["adamw"] = torch.optim.AdamW(adamw, betas=betas, eps=config.eps, fused=True)
         if muon:
-            self.parts["muon"] = Muon(muon, muon_dtype, momentum=config.momentum, ns_steps=config.ns_steps)
+            self.parts["muon"] = Muon(muon, bf16, momentum=config.momentum, ns_steps=config.ns_steps)
         super().__init__([*adamw, *muon], {})
 
     @torch.no_grad()
@@ -56,15 +56,15 @@ class Optimizer(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon, faster: Newton-Schulz iterations of all matrices of one shape at once, in `dtype`.
+    """torch's Muon, faster: Newton-Schulz iterations of all matrices of one shape at once, on a CPU in fp32 unless `bf16`.
 
-    torch iterates matrix by matrix and always in bfloat16. That is four times as fast as fp32 on a CPU with bfloat16 units,
-    and several times as slow on one without. State and hyper-parameters are torch's own.
+    torch iterates matrix by matrix and always in bfloat16. On a CPU with bfloat16 units that is four times as fast as fp32,
+    on one without them several times as slow. State and hyper-parameters are torch's own.
     """
 
-    def __init__(self, params: Iterable, dtype: torch.dtype = torch.float32, **options) -> None:
+    def __init__(self, params: Iterable, bf16: bool = False, **options) -> None:
         super().__init__(params, **options)
-        self.dtype = dtype
+        self.bf16 = bf16
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -83,23 +83,23 @@ class Muon(torch.optim.Muon):
                 alike[parameter.shape].append((parameter, whole(update)))
             for (rows, columns), members in alike.items():
                 stacked = torch.stack([u for _, u in members])
-                updates = orthogonalise(stacked, group["ns_coefficients"], group["ns_steps"], self.dtype)
+                updates = orthogonalise(stacked, group["ns_coefficients"], group["ns_steps"], self.bf16)
                 lr = group["lr"] * 0.2 * math.sqrt(max(rows, columns))  # an AdamW step's typical size: one lr fits both
                 for (parameter, _), update in zip(members, updates, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(share(update, parameter), alpha=-lr)
 
 
-def orthogonalise(
-    updates: Tensor, coefficients: tuple[float, float, float], steps: int, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def orthogonalise(updates: Tensor, coefficients: tuple[float, float, float], steps: int, bf16: bool = False) -> Tensor:
     """Newton-Schulz: each matrix of (n, r, c) moved towards the nearest (semi-)orthogonal one (Jordan et al., Muon).
 
-    The products are of `dtype`, the result of the updates' own.
+    Computed in fp32, or in bfloat16 on a GPU and with `bf16`; the result has the updates' own type.
     """
     a, b, c = coefficients
-    tall = updates.shape[-2] > updates.shape[-1]
-    x = updates.mT.float() if tall else updates.float()
-    x = (x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)).to(dtype)
+    x = updates.to(torch.bfloat16 if bf16 or updates.is_cuda else torch.float32)
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -130,14 +130,9 @@ def freeze(network: nn.Module, patterns: Iterable[str]) -> None:
 
 
 def build_optimizer(
-    network: nn.Module,
-    matrices: Matrices,
-    config: OptimConfig,
-    lr: float,
-    ema: float = 0.0,
-    muon_dtype: torch.dtype = torch.float32,
+    network: nn.Module, matrices: Matrices, config: OptimConfig, lr: float, ema: float = 0.0, bf16: bool = False
 ) -> Optimizer:
-    """AdamW for its groups and Muon, with products of `muon_dtype`, for its own; frozen and empty groups left out."""
+    """AdamW for its groups and Muon for its own; frozen and empty groups left out. With `bf16` Muon computes in bfloat16."""
     freeze(network, config.freeze)
     groups = []
     for name, parameters in parameter_groups(network, matrices).items():
@@ -150,7 +145,7 @@ def build_optimizer(
             groups.append(entry | {"algorithm": group.algorithm})
     if not groups:
         raise UserError("optim.freeze and the groups' lr_scale = 0 leave nothing to train")
-    return Optimizer(groups, config, ema, muon_dtype)
+    return Optimizer(groups, config, ema, bf16)
 
 
 def lr_factor(step: int, config: TrainSection) -> float:

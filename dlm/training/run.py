@@ -58,9 +58,8 @@ class Run:
         self.held_out = HeldOut.of(*held) if e.sequences and a.is_main_process else None
         self.watch, self.epochs = Watch(config, self.held_out), Epochs(config.watch.epochs)
 
-        halves = a.device.type == "cuda" or t.precision == "bf16"
-        muon_dtype = torch.bfloat16 if halves else torch.float32
-        self.optimizer = build_optimizer(self.network, self.model.matrices(), config.optim, t.lr, t.ema, muon_dtype)
+        bf16 = t.precision == "bf16"
+        self.optimizer = build_optimizer(self.network, self.model.matrices(), config.optim, t.lr, t.ema, bf16)
         objective = self.model.objective(self.profile.ranges)
         if t.compile:
             processes.check_compiler(a.device)

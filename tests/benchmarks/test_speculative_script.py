@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from ..inference.requests import FAMILIES
@@ -21,6 +22,12 @@ def test_contenders_write_the_same_text_and_figures_fit_together(script, tmp_pat
     assert [row["contender"] for row in rows] == ["plain", "ngram 2", "ngram auto"] * 2
     assert all(row["same text"] == "2 of 2" for row in rows)
     assert "tokens/s" in capsys.readouterr().out
+
+
+def test_a_peer_that_reads_folders_is_not_given_a_name(script, capsys):
+    with pytest.raises(SystemExit):
+        script("speculative").main(["--model", "pico-causal", "--peers", "transformers"])
+    assert "dlm-export pico-causal --to FOLDER" in capsys.readouterr().err
 
 
 def test_the_cost_of_a_check(script, capsys):

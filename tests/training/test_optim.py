@@ -12,14 +12,14 @@ from dlm.training.run import Run
 from tests.training.runs import config
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_muon_follows_torchs_own_up_to_bfloat16(dtype):
+@pytest.mark.parametrize("bf16", [False, True])
+def test_muon_follows_torchs_own_up_to_bfloat16(bf16):
     generator = torch.Generator().manual_seed(0)
     shapes = [(16, 16), (16, 16), (24, 8), (8, 24)]
     ours = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
     options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
-    a = Muon(ours, dtype, **options)
+    a = Muon(ours, bf16, **options)
     b = torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **options)
     for _ in range(3):
         for p, q in zip(ours, theirs, strict=True):
@@ -33,16 +33,17 @@ def test_muon_follows_torchs_own_up_to_bfloat16(dtype):
 
 def test_orthogonalised_matrices_have_singular_values_near_one():
     some = torch.randn(3, 32, 12, generator=torch.Generator().manual_seed(1))
-    for dtype in (torch.float32, torch.bfloat16):
-        found = orthogonalise(some, (3.4445, -4.7750, 2.0315), 8, dtype)
+    for bf16 in (False, True):
+        found = orthogonalise(some, (3.4445, -4.7750, 2.0315), 8, bf16)
         values = torch.linalg.svdvals(found)
         assert found.dtype == torch.float32 and values.min() > 0.6 and values.max() < 1.3
+        assert torch.equal(found, found.bfloat16().float()) == bf16  # which type it was computed in
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_muons_products_have_the_runs_precision(tmp_path, precision, dtype):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_muon_has_the_runs_precision(tmp_path, precision):
     run = Run(config(tmp_path, train__precision=precision))
-    assert run.optimizer.parts["muon"].dtype == dtype
+    assert run.optimizer.parts["muon"].bf16 == (precision == "bf16")
 
 
 def test_every_parameter_is_in_one_group():
